@@ -1,0 +1,10 @@
+"""cupyllm serves Qwen models over the OpenAI API; LLM is the same engine without a server."""
+
+from __future__ import annotations
+
+from cupyllm.config import EngineConfig
+from cupyllm.llm import LLM, CompletionOutput, RequestOutput
+from cupyllm.sampling import SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "CompletionOutput", "EngineConfig", "RequestOutput", "SamplingParams"]

@@ -1,0 +1,223 @@
+"""The engine: sequences in, tokens out, one step at a time. Knows token ids only; text lives in tokenizer.py and api/.
+
+A step is four things, and the whole of serving:
+
+    plan     the scheduler chooses which tokens run and reserves their pages
+    run      the model computes them and leaves their keys and values in the cache
+    sample   one next token for every sequence whose last known token ran
+    commit   append the tokens, end what is finished, free its pages
+
+The batch is chosen anew in every step (Orca, Yu et al., 2022): a sequence joins as soon as there is room and leaves
+as soon as it ends, and its cache grows page by page (PagedAttention, Kwon et al., 2023). An engine belongs to one
+thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+
+from cupyllm.batch import Batch, build_batch
+from cupyllm.config import EngineConfig
+from cupyllm.device import Device
+from cupyllm.errors import ContextLengthError, QueueFullError, RequestError
+from cupyllm.kv_cache import KVCache
+from cupyllm.model import Model, forward
+from cupyllm.model_config import GenerationDefaults
+from cupyllm.ops.reference import ReferenceOps
+from cupyllm.page_allocator import PageAllocator
+from cupyllm.sampling import SampleResult, SamplingParams, build_sampling_batch
+from cupyllm.scheduler import Plan, Scheduler
+from cupyllm.sequence import FinishReason, Sequence
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probability of a chosen token and of the most likely ones, (id, logprob), most likely first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """What a step gave one sequence: a token (None if it failed), and the reason if that was its last."""
+
+    sequence: Sequence
+    token_id: int | None
+    logprobs: TokenLogprobs | None
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """How full the engine is."""
+
+    num_running: int
+    num_waiting: int
+    num_live_pages: int
+    num_free_pages: int
+    num_preemptions: int
+
+
+class Engine:
+    """Runs a model over a paged cache. `add` a prompt, call `step` until `has_work` is false."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: Model,
+        cache: KVCache,
+        ops: ReferenceOps,
+        device: Device,
+        *,
+        max_model_len: int,
+        vocab_limit: int,
+        defaults: GenerationDefaults,
+    ) -> None:
+        assert max_model_len <= cache.num_pages * cache.page_size
+        self.config = config
+        self.model = model
+        self.max_model_len = max_model_len
+        self.defaults = defaults
+        self._cache = cache
+        self._ops = ops
+        self._device = device
+        self._vocab_limit = vocab_limit
+        self._next_id = 0
+        self._seeds = np.random.default_rng(config.seed)
+        self.scheduler = Scheduler(
+            PageAllocator(cache.num_pages),
+            page_size=cache.page_size,
+            max_decode_batch_size=config.max_decode_batch_size,
+            max_prefill_batch_size=config.max_prefill_batch_size,
+            max_step_tokens=config.max_step_tokens,
+        )
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.scheduler.running or self.scheduler.waiting)
+
+    @property
+    def stats(self) -> EngineStats:
+        scheduler, allocator = self.scheduler, self.scheduler.allocator
+        return EngineStats(
+            len(scheduler.running),
+            len(scheduler.waiting),
+            allocator.num_live,
+            allocator.num_free,
+            scheduler.num_preemptions,
+        )
+
+    def add(self, prompt_ids: Seq[int], params: SamplingParams) -> Sequence:
+        """Queue a prompt. Raises RequestError for what can never be served, QueueFullError when too many wait."""
+        self.check(prompt_ids, params)
+        if len(self.scheduler.waiting) >= self.config.max_waiting:
+            raise QueueFullError(
+                f"{self.config.max_waiting} requests are waiting already (max_waiting); try again later"
+            )
+        params = params.filled(self.defaults)
+        end_ids = () if params.ignore_eos else self.model.config.end_token_ids
+        sequence = Sequence(
+            id=self._next_id,
+            token_ids=list(prompt_ids),
+            num_prompt_tokens=len(prompt_ids),
+            params=params,
+            seed=self._fresh_seed() if params.seed is None else params.seed % 2**64,
+            max_tokens=params.max_tokens or self.max_model_len - len(prompt_ids),
+            end_token_ids=frozenset((*end_ids, *params.stop_token_ids)),
+        )
+        self._next_id += 1
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> list[TokenEvent]:
+        """Plan, run, sample, commit. Returns what every sequence that got a token, or failed, got."""
+        plan = self.scheduler.plan()
+        if not plan.chunks:
+            return []
+        batch = self._upload(build_batch(plan, self._cache.page_size))
+        logits = forward(self._ops, self.model, self._cache, batch)
+        ended = [chunk.sequence for chunk in plan.chunks if chunk.reaches_end]
+        if not ended:
+            self.scheduler.commit(plan)
+            return []
+        sampled = self._ops.sample(logits, build_sampling_batch(ended, vocab_limit=self._vocab_limit))
+        return self._commit(plan, ended, sampled)
+
+    def abort(self, sequence: Sequence, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End a sequence now and free its pages. Aborting a finished one does nothing."""
+        if sequence.finish_reason is None:
+            sequence.finish_reason = reason
+            self.scheduler.remove(sequence)
+
+    def abort_all(self) -> list[Sequence]:
+        """End everything that runs or waits, after a step failed; returns what was ended."""
+        sequences = [*self.scheduler.running, *self.scheduler.waiting]
+        for sequence in sequences:
+            self.abort(sequence, FinishReason.ERROR)
+        return sequences
+
+    def _commit(self, plan: Plan, ended: list[Sequence], sampled: SampleResult) -> list[TokenEvent]:
+        self.scheduler.commit(plan)
+        events = []
+        for row, (sequence, token_id) in enumerate(zip(ended, sampled.token_ids.tolist(), strict=True)):
+            if token_id < 0:
+                self.abort(sequence, FinishReason.ERROR)
+                events.append(TokenEvent(sequence, None, None, FinishReason.ERROR))
+                continue
+            sequence.append(token_id)
+            if sequence.finish_reason is not None:
+                self.scheduler.remove(sequence)
+            events.append(TokenEvent(sequence, token_id, _logprobs(sequence, sampled, row), sequence.finish_reason))
+        return events
+
+    def check(self, prompt_ids: Seq[int], params: SamplingParams) -> None:
+        """Refuse what can never be served: raises RequestError naming the field. Needs no engine state; any thread
+        may.""" if len(prompt_ids) == 0:
+            raise RequestError("the prompt is empty: at least one token is needed", param="prompt")
+        vocab_size = self.model.config.vocab_size
+        for position, token_id in enumerate(prompt_ids):
+            if not 0 <= token_id < vocab_size:
+                raise RequestError(
+                    f"prompt token {position} is {token_id}; token ids go from 0 to {vocab_size - 1}", param="prompt"
+                )
+        for token_id in params.stop_token_ids:
+            if token_id >= vocab_size:
+                raise RequestError(
+                    f"stop_token_ids holds {token_id}; token ids go from 0 to {vocab_size - 1}", param="stop_token_ids"
+                )
+        asked = len(prompt_ids) + (params.max_tokens or 1)
+        if asked > self.max_model_len:
+            raise ContextLengthError(
+                f"the context holds {self.max_model_len} tokens, but {asked} were asked for: "
+                f"{len(prompt_ids)} in the prompt and {params.max_tokens or 'at least 1'} to generate; "
+                "shorten the prompt or lower max_tokens",
+                param="prompt",
+            )
+
+    def _upload(self, batch: Batch) -> Batch:
+        arrays = {
+            field.name: self._device.upload(value)
+            for field in dataclasses.fields(batch)
+            if isinstance(value := getattr(batch, field.name), np.ndarray)
+        }
+        return dataclasses.replace(batch, **arrays)
+
+    def _fresh_seed(self) -> int:
+        """A seed for a request that gave none: reproducible when the config has a seed, else from the system."""
+        if self.config.seed is None:
+            return secrets.randbits(64)
+        return int(self._seeds.integers(2**64, dtype=np.uint64))
+
+
+def _logprobs(sequence: Sequence, sampled: SampleResult, row: int) -> TokenLogprobs | None:
+    count = sequence.params.logprobs
+    if count is None:
+        return None
+    ids, values = sampled.top_ids[row, :count].tolist(), sampled.top_logprobs[row, :count].tolist()
+    return TokenLogprobs(float(sampled.logprobs[row]), tuple(zip(ids, values, strict=True)))

@@ -1,0 +1,201 @@
+"""Every op of the model in NumPy, written to be read: one name, one signature, in float32.
+
+This text has two readers. A person learns here what an op computes before opening its CUDA twin in cupyllm/cuda/,
+and the tests hold every kernel against it. It is itself tested against plain loops and, as a whole model, against
+transformers.
+
+An op takes the arrays of one step, T tokens of S sequences (see batch.py), and returns new arrays. Only
+`rope_and_kv_write` changes an argument: it writes the step's keys and values into the cache.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from cupyllm.batch import Batch
+from cupyllm.device import Array
+from cupyllm.ops.sample_reference import sample_row, top_logprobs
+from cupyllm.sampling import GREEDY_BELOW, SampleResult, SamplingBatch
+
+# Attention scores are worked on in tiles of query rows, so that long contexts need no more memory than this.
+_SCORES_PER_TILE = 8 * 2**20
+
+
+class Norm(NamedTuple):
+    """The parameters of an RMSNorm: weight (C,) and the epsilon under the root."""
+
+    weight: Array
+    eps: float
+
+
+class ReferenceOps:
+    """The ops over NumPy arrays in float32."""
+
+    name = "reference"
+
+    def embedding(self, token_ids: Array, table: Array) -> Array:
+        """Row token_ids[t] of the table for every token: (T,), (V, C) -> (T, C)."""
+        return table[token_ids]
+
+    def rms_norm(self, x: Array, norm: Norm) -> Array:
+        """Divide each row by its root mean square, then weight it: (..., C) -> (..., C).
+
+        Source: Zhang and Sennrich, "Root mean square layer normalization", 2019.
+        """
+        mean_square = np.einsum("...c,...c->...", x, x)[..., None] / np.float32(x.shape[-1])
+        return x * (1.0 / np.sqrt(mean_square + np.float32(norm.eps))) * norm.weight
+
+    def linear(
+        self,
+        x: Array,
+        weight: Array,
+        bias: Array | None = None,
+        *,
+        norm: Norm | None = None,
+        residual: Array | None = None,
+    ) -> Array:
+        """norm(x) @ weight.T + bias + residual: (T, K), (N, K) -> (T, N). What is None is left out."""
+        if norm is not None:
+            x = self.rms_norm(x, norm)
+        y = _matmul(x, weight)
+        if bias is not None:
+            y += bias
+        if residual is not None:
+            y += residual
+        return y
+
+    def gate_up_silu_mul(self, x: Array, weight: Array, *, norm: Norm) -> Array:
+        """The first half of the MLP: gate and up in one product, then SiLU(gate) * up: (T, C), (2 * I, C) -> (T, I)."""
+        return self.silu_mul(self.linear(x, weight, norm=norm))
+
+    def silu_mul(self, gate_up: Array) -> Array:
+        """SiLU(gate) * up with SiLU(z) = z / (1 + exp(-z)): (T, 2 * I) -> (T, I). Source: Shazeer, 2020 (SwiGLU)."""
+        gate, up = np.split(gate_up, 2, axis=1)
+        with np.errstate(over="ignore"):  # exp(-z) of a very negative gate is inf, and z / inf the right zero
+            denominator = np.exp(-gate)
+        denominator += 1.0
+        return np.divide(gate, denominator, out=denominator) * up
+
+    def rope_and_kv_write(
+        self,
+        qkv: Array,
+        rope_table: Array,
+        batch: Batch,
+        keys: Array,
+        values: Array,
+        *,
+        q_norm: Norm | None = None,
+        k_norm: Norm | None = None,
+    ) -> Array:
+        """Rotate queries and keys by their positions, write keys and values to their slots, return the queries.
+
+        qkv is (T, (H + 2 * KH) * D): the heads of q, then k, then v. keys and values are (P, page_size, KH, D).
+        Qwen3 norms every head of q and k first (q_norm, k_norm over D). Returns (T, H, D).
+        Source: Su et al., "RoFormer", 2021; halves are rotated, as Hugging Face's Qwen2 does.
+        """
+        num_tokens, (_, _, num_kv_heads, head_size) = len(qkv), keys.shape
+        heads = qkv.reshape(num_tokens, -1, head_size)  # (T, H + 2 * KH, D)
+        num_heads = heads.shape[1] - 2 * num_kv_heads
+        rotated = heads[:, : num_heads + num_kv_heads]  # the heads of q and k
+        if q_norm is not None and k_norm is not None:
+            q = self.rms_norm(rotated[:, :num_heads], q_norm)
+            k = self.rms_norm(rotated[:, num_heads:], k_norm)
+            rotated = np.concatenate([q, k], axis=1)
+        cos, sin = np.split(rope_table[batch.positions][:, None, :], 2, axis=2)  # (T, 1, D / 2) each
+        first, second = np.split(rotated, 2, axis=2)
+        rotated = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=2)
+        keys.reshape(-1, num_kv_heads, head_size)[batch.slots] = rotated[:, num_heads:]
+        values.reshape(-1, num_kv_heads, head_size)[batch.slots] = heads[:, num_heads + num_kv_heads :]
+        return rotated[:, :num_heads]
+
+    def paged_attention(
+        self, q: Array, keys: Array, values: Array, batch: Batch, *, window: int | None = None
+    ) -> Array:
+        """Causal attention of every query over its own sequence's pages: (T, H, D) -> (T, H * D).
+
+        One definition serves prompt chunks and decode rows: a sequence's queries are its last positions, and the
+        query at position p sees keys 0 to p (with a window, only the last `window` of them). The H query heads
+        share KH key heads in groups (GQA). Source: Vaswani et al., 2017; Kwon et al., "PagedAttention", 2023.
+        """
+        num_kv_heads, head_size = keys.shape[2:]
+        output = np.empty((len(q), q.shape[1] * head_size), np.float32)
+        for s, context_len in enumerate(batch.context_lens.tolist()):
+            rows = slice(batch.query_starts[s], batch.query_starts[s + 1])
+            pages = batch.page_tables[s, : -(-context_len // keys.shape[1])]
+            k = keys[pages].reshape(-1, num_kv_heads, head_size)[:context_len]
+            v = values[pages].reshape(-1, num_kv_heads, head_size)[:context_len]
+            output[rows] = _attend(q[rows], k, v, window)
+        return output
+
+    def logits(self, x: Array, head: Array, *, rows: Array, norm: Norm) -> Array:
+        """The scores of all V tokens to come after the chosen rows: (T, C), (V, C) -> (R, V)."""
+        return self.linear(x[rows], head, norm=norm)
+
+    def sample(self, logits: Array, sampling: SamplingBatch) -> SampleResult:
+        """Choose the next token of every row: (R, V) -> (R,) ids, with logprobs where they are wanted.
+
+        Ids from sampling.vocab_limit on have no token and are never chosen. A row without one finite value, or with a
+        NaN, gets token -1. The row's steps are in sample_reference.py.
+        """
+        logits = logits[:, : sampling.vocab_limit]
+        num_rows, num_top = len(logits), max(sampling.num_logprobs, 0)
+        token_ids = np.full(num_rows, -1, np.int32)
+        logprobs = np.zeros(num_rows if sampling.num_logprobs >= 0 else 0, np.float32)
+        top_ids = np.zeros((num_rows, num_top), np.int32)
+        top_values = np.zeros((num_rows, num_top), np.float32)
+        for r, row in enumerate(logits):
+            if not np.isfinite(row.max()):  # max is NaN when any value is
+                continue
+            plain = sampling.temperature[r] < GREEDY_BELOW and sampling.repetition_penalty[r] == 1.0
+            token_ids[r] = row.argmax() if plain else sample_row(row, sampling, r)
+            if sampling.num_logprobs >= 0:
+                logprobs[r], top_ids[r], top_values[r] = top_logprobs(row, int(token_ids[r]), num_top)
+        return SampleResult(token_ids, logprobs, top_ids, top_values)
+
+
+def _matmul(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """x @ weight.T, in the form that reads the weights fastest for this number of rows.
+
+    With OpenBLAS a few rows are faster as weight @ x.T, which walks the weights row by row.
+    """
+    if len(x) == 1:
+        return (weight @ x[0])[None]
+    if len(x) <= 16:
+        return np.ascontiguousarray((weight @ np.ascontiguousarray(x.T)).T)
+    return x @ weight.T
+
+
+def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None) -> np.ndarray:
+    """Attention of one sequence: q (N, H, D) at its last N positions, k and v (L, KH, D) -> (N, H * D)."""
+    (num_queries, num_heads, head_size), (context_len, num_kv_heads, _) = q.shape, k.shape
+    scale = np.float32(1.0 / np.sqrt(head_size))
+    k = k.transpose(1, 2, 0)  # (KH, D, L)
+    v = v.transpose(1, 0, 2)  # (KH, L, D)
+    output = np.empty((num_queries, num_heads, head_size), np.float32)
+    tile = max(1, _SCORES_PER_TILE // (num_heads * context_len))
+    for start in range(0, num_queries, tile):
+        block = q[start : start + tile]
+        n = len(block)
+        # The heads of one group stand below each other, so that they share one product per key head.
+        grouped = (block * scale).reshape(n, num_kv_heads, -1, head_size).transpose(1, 2, 0, 3)  # (KH, G, n, D)
+        scores = grouped.reshape(num_kv_heads, -1, head_size) @ k  # (KH, G * n, L)
+        if n > 1 or window is not None:
+            first = context_len - num_queries + start
+            scores.reshape(num_kv_heads, -1, n, context_len)[:, :, hidden_keys(first, n, context_len, window)] = -np.inf
+        scores -= scores.max(axis=2, keepdims=True)
+        np.exp(scores, out=scores)
+        weighted = scores @ v  # (KH, G * n, D)
+        weighted /= scores.sum(axis=2, keepdims=True)
+        heads_of_rows = weighted.reshape(num_kv_heads, -1, n, head_size).transpose(2, 0, 1, 3)  # (n, KH, G, D)
+        output[start : start + n] = heads_of_rows.reshape(n, num_heads, head_size)
+    return output.reshape(num_queries, -1)
+
+
+def hidden_keys(first_position: int, num_queries: int, context_len: int, window: int | None) -> np.ndarray:
+    """Which keys the queries at first_position, first_position + 1, ... may not see: (num_queries, context_len)
+    bool.""" positions = np.arange(first_position, first_position + num_queries)[:, None] key_positions =
+    np.arange(context_len) hidden = key_positions > positions if window is not None:
+        hidden |= key_positions <= positions - window
+    return hidden

@@ -1,0 +1,66 @@
+"""Choosing one token from one row of logits: penalty, temperature, top-k, top-p, min-p, draw.
+
+The draw is the Gumbel-max trick: the largest of logit + Gumbel noise is a sample of the softmax, so no normalised
+probabilities and no running sum are needed, and every device that has the same noise picks the same token.
+Source: Gumbel, 1954; Maddison et al., "A* sampling", 2014.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cupyllm.philox import token_uniforms
+from cupyllm.sampling import GREEDY_BELOW, SamplingBatch
+
+
+def sample_row(row: np.ndarray, sampling: SamplingBatch, r: int) -> int:
+    """The token for row r of a batch: row is (V,) float32, finite somewhere and without NaN."""
+    penalised = sampling.penalty_ids[sampling.penalty_starts[r] : sampling.penalty_starts[r + 1]]
+    if len(penalised):
+        row = row.copy()
+        row[penalised] = penalise(row[penalised], sampling.repetition_penalty[r])
+    temperature = sampling.temperature[r]
+    if temperature < GREEDY_BELOW:
+        return int(row.argmax())
+    scaled = (row - row.max()) / temperature  # the largest is 0, so nothing overflows
+    ids = candidates(scaled, int(sampling.top_k[r]), float(sampling.top_p[r]), float(sampling.min_p[r]))
+    uniforms = token_uniforms(int(sampling.seeds[r]), int(sampling.positions[r]), ids)
+    return int(ids[np.argmax(scaled[ids] - np.log(-np.log(uniforms)))])
+
+
+def penalise(logits: np.ndarray, penalty: np.float32) -> np.ndarray:
+    """Repetition penalty: divide positive logits, multiply negative ones, so that both become less likely."""
+    return np.where(logits > 0, logits / penalty, logits * penalty)
+
+
+def candidates(scaled: np.ndarray, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+    """The ids that may be drawn, in order of id; never empty. `scaled` are logits whose largest is 0.
+
+    Each filter works on what the one before it left, renormalised, as in transformers. Ties at the edge of top-k and
+    top-p go to the smaller id.
+    """
+    ids = np.arange(len(scaled))
+    if 0 < top_k < len(ids):
+        edge = np.partition(scaled, -top_k)[-top_k]
+        above, tied = np.flatnonzero(scaled > edge), np.flatnonzero(scaled == edge)
+        ids = np.sort(np.concatenate([above, tied[: top_k - len(above)]]))
+    if top_p < 1.0:
+        weights = np.exp(scaled[ids], dtype=np.float64)
+        weights /= weights.sum()
+        # Tokens rarer than this cannot reach 1 - top_p all together, so they are outside and need no sorting.
+        likely = np.flatnonzero(weights >= (1.0 - top_p) / len(ids))
+        order = likely[np.argsort(-weights[likely], kind="stable")]
+        before = np.cumsum(weights[order]) - weights[order]  # probability of all more likely tokens
+        ids = np.sort(ids[order[before < top_p]])
+    if min_p > 0.0:
+        ids = ids[scaled[ids] >= np.log(min_p)]
+    return ids
+
+
+def top_logprobs(row: np.ndarray, token_id: int, count: int) -> tuple[float, np.ndarray, np.ndarray]:
+    """Log-probability of `token_id`, and the `count` most likely ids with theirs, by the model's own distribution."""
+    largest = float(row.max())
+    log_sum = largest + float(np.log(np.exp(row - row.max(), dtype=np.float64).sum()))
+    ids = np.argpartition(-row, min(count, len(row) - 1))[:count]
+    ids = ids[np.lexsort((ids, -row[ids]))]
+    return float(row[token_id]) - log_sum, ids.astype(np.int32), (row[ids] - log_sum).astype(np.float32)
