@@ -177,8 +177,8 @@ class Engine:
         return events
 
     def check(self, prompt_ids: Seq[int], params: SamplingParams) -> None:
-        """Refuse what can never be served: raises RequestError naming the field. Needs no engine state; any thread
-        may.""" if len(prompt_ids) == 0:
+        """Refuse what can never be served: raises RequestError naming the field. Any thread may call it."""
+        if len(prompt_ids) == 0:
             raise RequestError("the prompt is empty: at least one token is needed", param="prompt")
         vocab_size = self.model.config.vocab_size
         for position, token_id in enumerate(prompt_ids):

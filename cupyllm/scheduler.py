@@ -130,9 +130,9 @@ class Scheduler:
         return chunks
 
     def _reserve(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Give `sequence` the pages for `num_tokens` tokens, preempting the youngest; False if it was preempted
-        itself.""" missing = self._pages_for(num_tokens) - len(sequence.page_table) while missing >
-        self.allocator.num_free:
+        """Give `sequence` the pages for `num_tokens` tokens, preempting the youngest; False if that was itself."""
+        missing = self._pages_for(num_tokens) - len(sequence.page_table)
+        while missing > self.allocator.num_free:
             youngest = self.running[-1]
             self._preempt(youngest)
             if youngest is sequence:

@@ -72,7 +72,8 @@ class ReferenceOps:
 
     def silu_mul(self, gate_up: Array) -> Array:
         """SiLU(gate) * up with SiLU(z) = z / (1 + exp(-z)): (T, 2 * I) -> (T, I). Source: Shazeer, 2020 (SwiGLU)."""
-        gate, up = np.split(gate_up, 2, axis=1)
+        half = gate_up.shape[1] // 2
+        gate, up = gate_up[:, :half], gate_up[:, half:]
         with np.errstate(over="ignore"):  # exp(-z) of a very negative gate is inf, and z / inf the right zero
             denominator = np.exp(-gate)
         denominator += 1.0
@@ -103,8 +104,10 @@ class ReferenceOps:
             q = self.rms_norm(rotated[:, :num_heads], q_norm)
             k = self.rms_norm(rotated[:, num_heads:], k_norm)
             rotated = np.concatenate([q, k], axis=1)
-        cos, sin = np.split(rope_table[batch.positions][:, None, :], 2, axis=2)  # (T, 1, D / 2) each
-        first, second = np.split(rotated, 2, axis=2)
+        half = head_size // 2
+        angles = rope_table[batch.positions][:, None, :]
+        cos, sin = angles[..., :half], angles[..., half:]  # (T, 1, D / 2)
+        first, second = rotated[..., :half], rotated[..., half:]
         rotated = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=2)
         keys.reshape(-1, num_kv_heads, head_size)[batch.slots] = rotated[:, num_heads:]
         values.reshape(-1, num_kv_heads, head_size)[batch.slots] = heads[:, num_heads + num_kv_heads :]
@@ -181,7 +184,7 @@ def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None) -> 
         # The heads of one group stand below each other, so that they share one product per key head.
         grouped = (block * scale).reshape(n, num_kv_heads, -1, head_size).transpose(1, 2, 0, 3)  # (KH, G, n, D)
         scores = grouped.reshape(num_kv_heads, -1, head_size) @ k  # (KH, G * n, L)
-        if n > 1 or window is not None:
+        if num_queries > 1 or window is not None:
             first = context_len - num_queries + start
             scores.reshape(num_kv_heads, -1, n, context_len)[:, :, hidden_keys(first, n, context_len, window)] = -np.inf
         scores -= scores.max(axis=2, keepdims=True)
@@ -194,8 +197,10 @@ def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None) -> 
 
 
 def hidden_keys(first_position: int, num_queries: int, context_len: int, window: int | None) -> np.ndarray:
-    """Which keys the queries at first_position, first_position + 1, ... may not see: (num_queries, context_len)
-    bool.""" positions = np.arange(first_position, first_position + num_queries)[:, None] key_positions =
-    np.arange(context_len) hidden = key_positions > positions if window is not None:
+    """Which keys the queries at first_position and after may not see: (num_queries, context_len) bool."""
+    positions = np.arange(first_position, first_position + num_queries)[:, None]
+    key_positions = np.arange(context_len)
+    hidden = key_positions > positions
+    if window is not None:
         hidden |= key_positions <= positions - window
     return hidden

@@ -1,0 +1,183 @@
+"""The sampling op: what each parameter keeps, what is drawn, and that a row never depends on its neighbours."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupyllm.ops.reference import ReferenceOps
+from cupyllm.ops.sample_reference import candidates
+from cupyllm.sampling import SampleResult, SamplingParams, build_sampling_batch
+
+V = 50
+
+
+@dataclass
+class Row:
+    params: SamplingParams
+    seed: int = 0
+    token_ids: list[int] = field(default_factory=lambda: [1, 2, 3])
+
+    @property
+    def distinct_ids(self) -> set[int]:
+        return set(self.token_ids)
+
+
+NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+def row(seed: int = 0, token_ids: list[int] | None = None, **params: Any) -> Row:
+    return Row(SamplingParams(**(NEUTRAL | params)), seed, token_ids or [1, 2, 3])
+
+
+def sample(logits: np.ndarray, rows: list[Row], vocab_limit: int = V) -> SampleResult:
+    return ReferenceOps().sample(logits.astype(np.float32), build_sampling_batch(rows, vocab_limit=vocab_limit))
+
+
+def lively(num_rows: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal((num_rows, V)).astype(np.float32) * 3
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-12, 1e-5])
+def test_a_temperature_near_zero_is_greedy_also_beside_a_hot_neighbour(temperature: float) -> None:
+    logits = lively(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        alone = sample(logits[:1], [row(temperature=temperature)])
+        beside = sample(logits, [row(temperature=temperature), row(temperature=1.0)])
+    assert alone.token_ids[0] == beside.token_ids[0] == logits[0].argmax()
+
+
+def test_the_smallest_temperature_that_is_not_greedy_overflows_nothing() -> None:
+    logits = lively(1) * 1e30
+    assert sample(logits, [row(temperature=1e-4)]).token_ids[0] == logits[0].argmax()
+
+
+@pytest.mark.parametrize(
+    ("params", "kept"),
+    [
+        ({}, [0, 1, 2, 3, 4]),
+        ({"top_k": 1}, [1]),
+        ({"top_k": 2}, [1, 3]),
+        ({"top_k": 5}, [0, 1, 2, 3, 4]),
+        ({"top_k": 6}, [0, 1, 2, 3, 4]),
+        ({"top_p": 0.4}, [1]),
+        ({"top_p": 0.41}, [1, 3]),
+        ({"top_p": 1e-9}, [1]),
+        ({"min_p": 0.5}, [1, 3]),
+        ({"min_p": 1.0}, [1]),
+        ({"top_k": 2, "top_p": 0.57}, [1]),  # of the two kept the first holds 4/7
+        ({"top_k": 3, "top_p": 0.8, "min_p": 0.6}, [1, 3]),
+    ],
+)
+def test_what_each_filter_keeps(params: dict[str, Any], kept: list[int]) -> None:
+    probabilities = np.array([0.1, 0.4, 0.15, 0.3, 0.05])
+    scaled = (np.log(probabilities) - np.log(0.4)).astype(np.float32)
+    arguments = {"top_k": 0, "top_p": 1.0, "min_p": 0.0} | params
+    assert candidates(scaled, **arguments).tolist() == kept
+
+
+def test_ties_go_to_the_smaller_id() -> None:
+    assert candidates(np.zeros(6, np.float32), 3, 1.0, 0.0).tolist() == [0, 1, 2]
+    assert candidates(np.zeros(6, np.float32), 0, 0.5, 0.0).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999])
+def test_top_p_equals_a_full_sort(top_p: float) -> None:
+    scaled = np.sort(np.random.default_rng(3).standard_normal(5000).astype(np.float32) * 4)[::-1]
+    scaled = scaled - scaled[0]
+    weights = np.exp(scaled.astype(np.float64)) / np.exp(scaled.astype(np.float64)).sum()
+    expected = int(np.sum(np.cumsum(weights) - weights < top_p))
+    assert candidates(scaled, 0, top_p, 0.0).tolist() == list(range(expected))
+
+
+def test_draws_follow_the_distribution() -> None:
+    probabilities = np.array([0.5, 0.3, 0.15, 0.05])
+    count = 4000
+    logits = np.full((count, V), -np.inf, np.float32)
+    logits[:, :4] = np.log(probabilities) * 0.5
+    drawn = sample(logits, [row(seed=seed, temperature=0.5) for seed in range(count)]).token_ids
+    shares = np.bincount(drawn, minlength=4) / count
+    np.testing.assert_allclose(shares, probabilities, atol=0.03)
+
+
+def test_a_seeded_row_draws_the_same_alone_and_in_any_batch() -> None:
+    logits = lively(9)
+    alone = sample(logits[4:5], [row(seed=7)]).token_ids[0]
+    rows = [row(seed=k, temperature=0.1 + 0.2 * k) for k in range(9)]
+    rows[4] = row(seed=7)
+    assert sample(logits, rows).token_ids[4] == alone
+
+
+def test_rows_with_different_seeds_or_positions_differ() -> None:
+    flat = np.zeros((32, V))
+    assert len(set(sample(flat, [row(seed=k) for k in range(32)]).token_ids.tolist())) > 10
+    assert len(set(sample(flat, [row(token_ids=[1] * (k + 1)) for k in range(32)]).token_ids.tolist())) > 10
+
+
+def test_repetition_penalty_divides_positive_and_multiplies_negative_logits_once_for_each_id() -> None:
+    logits = np.full((1, V), -9.0)
+    logits[0, [4, 5]] = [3.0, 2.0]
+    greedy = {"temperature": 0.0}
+    assert sample(logits, [row(token_ids=[4, 4], repetition_penalty=1.4, **greedy)]).token_ids[0] == 4
+    assert sample(logits, [row(token_ids=[4, 4], repetition_penalty=1.6, **greedy)]).token_ids[0] == 5
+    below = np.full((1, V), -9.0)
+    below[0, [4, 5]] = [-2.0, -3.0]
+    assert sample(below, [row(token_ids=[4], repetition_penalty=1.6, **greedy)]).token_ids[0] == 5
+
+
+def test_a_penalised_row_does_not_touch_its_neighbour_nor_the_logits() -> None:
+    logits = lively(2)
+    kept = logits.copy()
+    best = int(logits[1].argmax())
+    rows = [row(token_ids=[best], repetition_penalty=9.0, temperature=0.0), row(temperature=0.0)]
+    assert sample(logits, rows).token_ids[1] == best
+    np.testing.assert_array_equal(logits, kept)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_ids_without_a_token_are_never_chosen(temperature: float) -> None:
+    logits = np.zeros((1, V))
+    logits[0, 40:] = 50.0
+    for seed in range(20):
+        assert sample(logits, [row(seed=seed, temperature=temperature)], vocab_limit=40).token_ids[0] < 40
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf, "all -inf"])
+def test_a_row_that_is_not_finite_fails_alone(poison: Any) -> None:
+    logits = lively(3)
+    if poison == "all -inf":
+        logits[1] = -np.inf
+    else:
+        logits[1, 17] = poison
+    result = sample(logits, [row(temperature=0.0, logprobs=2) for _ in range(3)])
+    assert result.token_ids.tolist() == [logits[0].argmax(), -1, logits[2].argmax()]
+    assert np.all(np.isfinite(result.logprobs))
+
+
+def test_minus_infinity_in_some_places_is_an_impossible_token() -> None:
+    logits = np.full((1, V), -np.inf)
+    logits[0, [8, 9]] = 0.0
+    drawn = {int(sample(logits, [row(seed=seed)]).token_ids[0]) for seed in range(30)}
+    assert drawn == {8, 9}
+
+
+def test_logprobs_are_of_the_models_own_distribution() -> None:
+    logits = lively(2)
+    rows = [row(temperature=0.3, top_k=1, repetition_penalty=1.5, logprobs=3), row(temperature=0.0)]
+    result = sample(logits, rows)
+    expected = logits[0].astype(np.float64)
+    expected = expected - np.log(np.exp(expected).sum())
+    order = np.argsort(-expected)[:3]
+    assert result.top_ids[0].tolist() == order.tolist()
+    np.testing.assert_allclose(result.top_logprobs[0], expected[order], rtol=1e-5)
+    np.testing.assert_allclose(result.logprobs[0], expected[result.token_ids[0]], rtol=1e-5)
+
+
+def test_no_logprobs_are_computed_when_nobody_asks() -> None:
+    result = sample(lively(2), [row(), row()])
+    assert (result.logprobs.size, result.top_ids.shape) == (0, (2, 0))

@@ -1,0 +1,53 @@
+"""The allocator alone: pages go out once, come back once, and its books can be checked against the page tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from cupyllm.page_allocator import PageAllocator
+
+
+def test_pages_go_out_once_and_come_back() -> None:
+    allocator = PageAllocator(4)
+    first, second = allocator.allocate(3), allocator.allocate(1)
+    assert sorted(first + second) == [0, 1, 2, 3]
+    assert (allocator.num_free, allocator.num_live) == (0, 4)
+    allocator.release(first)
+    assert (allocator.num_free, allocator.num_live) == (3, 1)
+    allocator.check_integrity([second])
+
+
+def test_a_shared_page_is_free_only_after_its_last_holder() -> None:
+    allocator = PageAllocator(2)
+    table = allocator.allocate(2)
+    allocator.share(table[:1])
+    allocator.release(table)
+    assert allocator.num_free == 1
+    allocator.check_integrity([table[:1]])
+    allocator.release(table[:1])
+    assert allocator.num_free == 2
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda allocator: allocator.allocate(3),
+        lambda allocator: allocator.release([1]),
+        lambda allocator: allocator.share([1]),
+        lambda allocator: allocator.release([0, 0]),
+    ],
+    ids=["more pages than are free", "a free page released", "a free page shared", "released twice"],
+)
+def test_a_mistake_of_ours_is_caught(mistake) -> None:
+    allocator = PageAllocator(2)
+    assert allocator.allocate(1) == [0]
+    with pytest.raises(AssertionError):
+        mistake(allocator)
+
+
+@pytest.mark.parametrize("tables", [[], [[0], [0]], [[0, 1]]], ids=["leaked", "held by one too many", "free and named"])
+def test_integrity_check_finds_books_that_disagree(tables: list[list[int]]) -> None:
+    allocator = PageAllocator(2)
+    allocator.allocate(1)
+    with pytest.raises(AssertionError, match="page"):
+        allocator.check_integrity(tables)

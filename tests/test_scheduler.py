@@ -1,0 +1,210 @@
+"""The scheduler without a model: single rules first, then any order of operations against what must always hold."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cupyllm.page_allocator import PageAllocator
+from cupyllm.sampling import SamplingParams
+from cupyllm.scheduler import Plan, Scheduler, share_budget
+from cupyllm.sequence import FinishReason, Sequence
+
+PAGE_SIZE = 4
+
+
+def make_scheduler(num_pages: int = 100, *, rows: int = 4, prefills: int = 4, budget: int = 16) -> Scheduler:
+    return Scheduler(
+        PageAllocator(num_pages),
+        page_size=PAGE_SIZE,
+        max_decode_batch_size=rows,
+        max_prefill_batch_size=prefills,
+        max_step_tokens=budget,
+    )
+
+
+def make_sequence(sequence_id: int, num_prompt_tokens: int, max_tokens: int = 100) -> Sequence:
+    return Sequence(
+        id=sequence_id,
+        token_ids=[7] * num_prompt_tokens,
+        num_prompt_tokens=num_prompt_tokens,
+        params=SamplingParams(),
+        seed=0,
+        max_tokens=max_tokens,
+        end_token_ids=frozenset(),
+    )
+
+
+def run_step(scheduler: Scheduler) -> Plan:
+    """What the engine does around a plan, with token 7 for every sample."""
+    plan = scheduler.plan()
+    scheduler.commit(plan)
+    for chunk in plan.chunks:
+        if chunk.reaches_end and chunk.sequence.num_uncomputed == 0:
+            chunk.sequence.append(7)
+            if chunk.sequence.finish_reason is not None:
+                scheduler.remove(chunk.sequence)
+    scheduler.check_integrity()
+    return plan
+
+
+def spans(plan: Plan) -> list[tuple[int, int, int]]:
+    return [(chunk.sequence.id, chunk.start, chunk.length) for chunk in plan.chunks]
+
+
+def test_a_prompt_is_cut_into_chunks_of_the_budget() -> None:
+    scheduler = make_scheduler(budget=16)
+    scheduler.add(make_sequence(0, 40))
+    assert [spans(run_step(scheduler)) for _ in range(4)] == [[(0, 0, 16)], [(0, 16, 16)], [(0, 32, 8)], [(0, 40, 1)]]
+
+
+def test_decodes_come_first_and_are_not_stalled_by_a_long_prompt() -> None:
+    scheduler = make_scheduler(budget=16)
+    scheduler.add(make_sequence(0, 3))
+    run_step(scheduler)
+    scheduler.add(make_sequence(1, 60))
+    plan = run_step(scheduler)
+    assert spans(plan) == [(0, 3, 1), (1, 0, 15)]
+    assert plan.num_decodes == 1
+
+
+def test_a_short_prompt_need_not_wait_for_the_end_of_a_long_one() -> None:
+    scheduler = make_scheduler(budget=16)
+    scheduler.add(make_sequence(0, 300))
+    scheduler.add(make_sequence(1, 5))
+    assert spans(run_step(scheduler)) == [(0, 0, 11), (1, 0, 5)]
+
+
+def test_a_long_prompt_advances_in_every_step_of_a_flood_of_short_ones() -> None:
+    scheduler = make_scheduler(budget=16, rows=8, prefills=8)
+    long = make_sequence(0, 120)
+    scheduler.add(long)
+    for step in range(15):
+        for k in range(3):
+            scheduler.add(make_sequence(1 + 3 * step + k, 9, max_tokens=1))
+        before = long.num_computed
+        run_step(scheduler)
+        assert long.num_computed >= before + 8
+    assert long.num_computed == 120
+
+
+def test_the_youngest_is_preempted_and_keeps_its_tokens_and_its_place() -> None:
+    scheduler = make_scheduler(num_pages=5, rows=4)
+    old, young, waiting = make_sequence(0, 7), make_sequence(1, 7), make_sequence(2, 7)
+    for sequence in (old, young, waiting):
+        scheduler.add(sequence)
+    run_step(scheduler)  # both prompts run in 2 pages each and give a token; the third does not fit
+    run_step(scheduler)  # 9 tokens each from here: 3 pages, and there are 5
+    plan = run_step(scheduler)
+    assert spans(plan) == [(0, 8, 1)]
+    assert scheduler.running == [old]
+    assert scheduler.waiting == [young, waiting]
+    assert (young.num_computed, young.num_output_tokens, young.num_preemptions) == (0, 2, 1)
+    while old in scheduler.running and old.num_tokens < 17:
+        run_step(scheduler)
+    scheduler.remove(old)
+    assert spans(run_step(scheduler))[0] == (1, 0, 9), "it is recomputed, its two output tokens included"
+
+
+def test_an_older_prompt_takes_the_pages_of_a_younger_decode_planned_in_the_same_step() -> None:
+    scheduler = make_scheduler(num_pages=9, rows=2, budget=2)
+    old, young = make_sequence(0, 20), make_sequence(1, 5)
+    scheduler.add(old)
+    scheduler.add(young)
+    plans = []
+    while not young.num_preemptions:
+        plans.append(run_step(scheduler))
+    assert spans(plans[-2])[0][0] == young.id, "the younger was decoding until then"
+    assert spans(plans[-1]) == [(0, old.num_computed - 1, 1)]
+    assert (old.num_output_tokens, old.num_preemptions) == (0, 0)
+
+
+def test_no_more_sequences_run_than_the_two_batch_limits_allow() -> None:
+    scheduler = make_scheduler(rows=3, prefills=2, budget=100)
+    for sequence_id in range(6):
+        scheduler.add(make_sequence(sequence_id, 2))
+    assert [len(run_step(scheduler).chunks) for _ in range(3)] == [2, 3, 3]
+    assert len(scheduler.waiting) == 3
+
+
+def test_budget_shares() -> None:
+    assert share_budget([], 16) == []
+    assert share_budget([10], 16) == [10]
+    assert share_budget([100], 16) == [16]
+    assert share_budget([100, 3], 16) == [13, 3]
+    assert share_budget([100, 100, 3], 16) == [8, 8, 0]
+    assert share_budget([5, 100, 3], 16) == [5, 11, 0]
+    assert share_budget([5, 100], 0) == [0, 0]
+    assert share_budget([5, 5], 1) == [1, 0]
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Any order of add, step and abort, with a pool that is often too small for all."""
+
+    NUM_PAGES, BUDGET, ROWS = 9, 12, 4
+    LONGEST = NUM_PAGES * PAGE_SIZE
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scheduler = make_scheduler(self.NUM_PAGES, rows=self.ROWS, prefills=2, budget=self.BUDGET)
+        self.next_id = 0
+
+    @property
+    def live(self) -> list[Sequence]:
+        return [*self.scheduler.running, *self.scheduler.waiting]
+
+    @rule(prompt=st.integers(1, LONGEST - 1), output=st.integers(1, LONGEST))
+    def add(self, prompt: int, output: int) -> None:
+        self.scheduler.add(make_sequence(self.next_id, prompt, min(output, self.LONGEST - prompt)))
+        self.next_id += 1
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        sequence = data.draw(st.sampled_from(self.live))
+        sequence.finish_reason = FinishReason.ABORT
+        self.scheduler.remove(sequence)
+        assert sequence.page_table == []
+
+    @rule()
+    def step(self) -> None:
+        had_work, before = bool(self.live), {sequence.id: sequence.num_computed for sequence in self.live}
+        oldest = self.live[0] if self.live else None
+        preemptions = oldest.num_preemptions if oldest else 0
+        plan = self.scheduler.plan()
+        assert bool(plan.chunks) == had_work, "a step with work runs something"
+        assert plan.num_tokens <= self.BUDGET
+        assert len({chunk.sequence.id for chunk in plan.chunks}) == len(plan.chunks)
+        for place, chunk in enumerate(plan.chunks):
+            assert chunk.sequence in self.scheduler.running
+            assert chunk.start == chunk.sequence.num_computed
+            assert chunk.length >= 1
+            assert len(chunk.sequence.page_table) * PAGE_SIZE >= chunk.start + chunk.length
+            assert chunk.sequence.is_decoding == (place < plan.num_decodes)
+        if oldest is not None:
+            assert oldest.num_preemptions == preemptions, "the oldest is never preempted"
+            assert any(chunk.sequence is oldest for chunk in plan.chunks), "the oldest advances in every step"
+        self.scheduler.commit(plan)
+        for chunk in plan.chunks:
+            assert chunk.sequence.num_computed == before[chunk.sequence.id] + chunk.length or chunk.start == 0
+            if chunk.sequence.num_uncomputed == 0:
+                chunk.sequence.append(7)
+                if chunk.sequence.finish_reason is not None:
+                    self.scheduler.remove(chunk.sequence)
+
+    @invariant()
+    def books_agree(self) -> None:
+        self.scheduler.check_integrity()
+
+    def teardown(self) -> None:
+        for _ in range(40 * self.next_id + 1):
+            if not self.live:
+                break
+            self.step()
+        assert not self.live, "every sequence finishes"
+        assert self.scheduler.allocator.num_free == self.NUM_PAGES
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestAnyOrderOfOperations = SchedulerMachine.TestCase
