@@ -302,7 +302,7 @@ def test_damaged_shards_are_refused_by_file_and_tensor(tmp_path: Path, damage: s
     "file_name",
     [
         "../model.safetensors",
-        "/tmp/model.safetensors",
+        "/elsewhere/model.safetensors",
         "sub/model.safetensors",
         "..\\model.safetensors",
         "C:model.safetensors",
