@@ -1,0 +1,235 @@
+"""From a kernel's name and constants to something that can be launched.
+
+`KernelLoader.kernel("gemv", ELEMENT_BF16=1, ...)` puts common.cuh and gemv.cu together into one text, hands it to a
+back end's compiler with the constants as -D options, and keeps the result: one object per kernel and constants,
+compiled when it is first asked for. Two back ends exist: CuPy on a GPU, and the emulator on any CPU. What a kernel
+computes, and with which grid, is the business of the launch module beside it.
+
+One text, because CuPy's cache of compiled kernels does not see included files: an edited header would leave a stale
+kernel. `#line` directives keep the compiler's messages pointing at the real files.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import numpy as np
+
+from cupyllm.device import Array
+from cupyllm.errors import DeviceError
+
+if TYPE_CHECKING:
+    from cupyllm.cuda.emulator import LaunchReport
+
+Mode = Literal["fast", "check"]
+HEADER = "common.cuh"
+# A launch may use this much dynamic shared memory without asking for more first.
+DEFAULT_SHARED_MEMORY = 48 * 1024
+_FIRST_ERROR = re.compile(r"^(?P<file>\S+?\.cuh?)[(:](?P<line>\d+).*?error(?: #\S+)?:\s*(?P<message>.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What launch modules need to know of a device to choose a grid."""
+
+    name: str
+    compute_capability: int  # 80 is 8.0
+    num_multiprocessors: int
+    max_shared_memory: int  # bytes one block may have
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """One launch: how many blocks of how many threads, the dynamic shared memory of a block, and the constants."""
+
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared_mem: int = 0
+    constants: Mapping[str, int] = field(default_factory=dict)
+
+
+class Kernel(Protocol):
+    """A compiled kernel: call it to launch it. Scalars among `args` must be NumPy scalars of the parameter's type."""
+
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any], *, shared_mem: int = 0
+    ) -> Any: ...
+
+
+class Backend(Protocol):
+    """What compiles kernels and holds their arrays."""
+
+    facts: DeviceFacts
+
+    def compile(self, name: str, source: str, options: tuple[str, ...]) -> Kernel:
+        """The kernel `name` of a source text. Raises DeviceError when the compiler refuses it."""
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An array with undefined contents."""
+
+
+class KernelLoader:
+    """Compiles kernels when they are first needed and keeps them. Threads may share one."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._kernels: dict[tuple[str, tuple[tuple[str, int], ...]], Kernel] = {}
+        self._lock = threading.Lock()
+        self.facts = backend.facts
+        # Passed for an array that a launch leaves out; the kernel's constants say that it is not there.
+        self.nothing = backend.empty((1,), np.dtype(np.float32))
+
+    def kernel(self, name: str, **constants: int) -> Kernel:
+        """The kernel of cuda/<name>.cu compiled with these constants.
+
+        Raises DeviceError naming file and line when it does not compile.
+        """
+        key = (name, tuple(sorted(constants.items())))
+        with self._lock:
+            if key not in self._kernels:
+                self._kernels[key] = self._backend.compile(name, source_of(name), define_options(constants))
+            return self._kernels[key]
+
+    def launch(self, name: str, geometry: Geometry, args: Sequence[Any]) -> None:
+        """Launch the kernel of cuda/<name>.cu; a grid without blocks is nothing to do."""
+        if 0 in geometry.grid:
+            return
+        kernel = self.kernel(name, **geometry.constants)
+        kernel(geometry.grid, geometry.block, tuple(args), shared_mem=geometry.shared_mem)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An array on the loader's device with undefined contents."""
+        return self._backend.empty(shape, np.dtype(dtype))
+
+
+def emulated_loader(
+    mode: Mode = "fast",
+    *,
+    arch: int = 80,
+    global_races: bool = False,
+    on_launch: Callable[[LaunchReport], None] | None = None,
+) -> KernelLoader:
+    """A loader that runs kernels on the CPU: `mode` "check" watches every access, "fast" runs whole models.
+
+    `arch` picks the forms that common.cuh gives a GPU generation: 70, 75 or 80. `global_races` also watches for races
+    between blocks (mode "check", small arrays). `on_launch` gets every launch's report of bytes, sectors and conflicts.
+    Raises DeviceError without g++.
+    """
+    return KernelLoader(EmulatedBackend(mode, arch, global_races, on_launch))
+
+
+def cuda_loader() -> KernelLoader:
+    """A loader for the current GPU. Raises DeviceError when CuPy or a GPU is missing."""
+    return KernelLoader(CupyBackend())
+
+
+def source_of(name: str) -> str:
+    """The whole text of a kernel: common.cuh, then its own file, each announced to the compiler by name."""
+    folder = resources.files("cupyllm.cuda")
+    parts = []
+    for file in (HEADER, f"{name}.cu"):
+        parts.append(f'#line 1 "cupyllm/cuda/{file}"\n{(folder / file).read_text(encoding="utf-8")}')
+    return "\n".join(parts)
+
+
+def define_options(constants: Mapping[str, int]) -> tuple[str, ...]:
+    """The compiler options that give a kernel its constants."""
+    return tuple(f"-D{name}={value}" for name, value in sorted(constants.items()))
+
+
+def compile_error(name: str, log: str) -> DeviceError:
+    """The error for a compiler's log: the first message with its file and line."""
+    found = _FIRST_ERROR.search(log)
+    where = f"{found['file']}:{found['line']}: {found['message']}" if found else log.strip()[:300]
+    return DeviceError(f"kernel {name} does not compile: {where}")
+
+
+class EmulatedBackend:
+    """Kernels on the CPU, through cupyllm.cuda.emulator. Arrays are NumPy arrays."""
+
+    def __init__(
+        self, mode: Mode, arch: int, global_races: bool, on_launch: Callable[[LaunchReport], None] | None
+    ) -> None:
+        # The multiprocessors and shared memory of an A100, so that grids look like those of a GPU.
+        self.facts = DeviceFacts(f"emulated sm_{arch}", arch, num_multiprocessors=108, max_shared_memory=163 * 1024)
+        self._mode = mode
+        self._global_races = global_races
+        self._on_launch = on_launch
+
+    def compile(self, name: str, source: str, options: tuple[str, ...]) -> Kernel:
+        from cupyllm.cuda.emulator import EmulatedModule
+
+        options += (f"-DEMULATED_ARCH={self.facts.compute_capability * 10}",)
+        module = EmulatedModule(source, options=options, mode=self._mode, name=name, global_races=self._global_races)
+        function = module.get_function(name)
+        function.max_dynamic_shared_size_bytes = self.facts.max_shared_memory - module.static_shared
+        return _Reporting(function, self._on_launch) if self._on_launch else function
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """In check mode the array ends at an unmapped page and holds NaN, so that what is never written shows."""
+        if self._mode == "fast":
+            return np.empty(shape, dtype)
+        from cupyllm.cuda.emulator import guarded_empty
+
+        array = guarded_empty(shape, dtype)
+        array.reshape(-1).view(np.uint8)[:] = 0xFF
+        return array
+
+
+@dataclass(frozen=True)
+class _Reporting:
+    """An emulated kernel whose launches are reported."""
+
+    function: Kernel
+    on_launch: Callable[[LaunchReport], None]
+
+    def __call__(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any], *, shared_mem: int = 0
+    ) -> None:
+        self.on_launch(self.function(grid, block, args, shared_mem=shared_mem))
+
+
+class CupyBackend:
+    """Kernels on the current GPU, through CuPy."""
+
+    def __init__(self) -> None:
+        try:
+            cupy: Any = importlib.import_module("cupy")
+        except ImportError as error:
+            raise DeviceError(f"CuPy cannot be imported ({error}); install cupyllm[cuda12]") from error
+        if not cupy.cuda.is_available():
+            raise DeviceError('CuPy finds no usable GPU; use device "cpu" or install the NVIDIA driver')
+        self._cupy = cupy
+        self.facts = _facts_of_gpu(cupy)
+
+    def compile(self, name: str, source: str, options: tuple[str, ...]) -> Kernel:
+        try:
+            function = self._cupy.RawModule(code=source, options=options).get_function(name)
+            # Compilation happens here; room above 48 KB has to be asked for once per kernel.
+            static = int(function.shared_size_bytes)
+        except self._cupy.cuda.compiler.CompileException as error:
+            raise compile_error(name, str(error)) from error
+        if self.facts.max_shared_memory - static > DEFAULT_SHARED_MEMORY:
+            function.max_dynamic_shared_size_bytes = self.facts.max_shared_memory - static
+        kernel: Kernel = function
+        return kernel
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return self._cupy.empty(shape, dtype)
+
+
+def _facts_of_gpu(cupy: Any) -> DeviceFacts:
+    device = cupy.cuda.Device()
+    properties = cupy.cuda.runtime.getDeviceProperties(device.id)
+    return DeviceFacts(
+        name=properties["name"].decode(),
+        compute_capability=int(device.compute_capability),
+        num_multiprocessors=properties["multiProcessorCount"],
+        max_shared_memory=device.attributes["MaxSharedMemoryPerBlockOptin"],
+    )
