@@ -1,0 +1,1 @@
+"""The OpenAI API over HTTP: Starlette routes around one engine thread. app.py puts it together."""

@@ -1,0 +1,69 @@
+"""The Starlette application: routes, what stands around them, and the engine thread's life."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from cupyllm.api import chat, completions, health, models
+from cupyllm.api.errors import error_response
+from cupyllm.api.middleware import AccessCheck, Errors, RequestIds
+from cupyllm.api.state import ServerState
+from cupyllm.api.worker import EngineWorker
+from cupyllm.config import ServerConfig
+from cupyllm.errors import ConfigError
+from cupyllm.startup import LoadedModel
+
+
+def make_app(loaded: LoadedModel, config: ServerConfig) -> Starlette:
+    """The server's application; the engine thread starts and ends with it. Raises ConfigError for unusable API keys."""
+    worker = EngineWorker(loaded.engine, watchdog_seconds=config.watchdog_seconds)
+    app = Starlette(
+        routes=[*chat.routes(), *completions.routes(), *models.routes(), *health.routes()],
+        middleware=_middleware(config),
+        exception_handlers={HTTPException: error_response},
+        lifespan=_engine_thread,
+    )
+    app.router.redirect_slashes = False  # a wrong path is a 404, not a redirect that drops the body
+    app.state.server = ServerState(config, loaded, worker, created=int(time.time()))
+    return app
+
+
+@asynccontextmanager
+async def _engine_thread(app: Starlette) -> AsyncIterator[None]:
+    worker: EngineWorker = app.state.server.worker
+    worker.start()
+    yield
+    await worker.stop()
+
+
+def _middleware(config: ServerConfig) -> list[Middleware]:
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=config.cors_origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],  # OpenAI's JavaScript client sends many x-stainless-* headers
+        expose_headers=["x-request-id", "retry-after"],
+    )
+    return [
+        Middleware(RequestIds),
+        *([cors] if config.cors_origins else []),
+        Middleware(Errors),
+        Middleware(AccessCheck, keys=_read_api_keys(config.api_key_env), host=config.host),
+    ]
+
+
+def _read_api_keys(variable: str) -> tuple[bytes, ...]:
+    """The comma-separated keys in an environment variable; none when it is not set or empty."""
+    value = os.environ.get(variable, "")
+    keys = tuple(key.strip().encode() for key in value.split(",") if key.strip())
+    if value and not keys:
+        raise ConfigError(f"the environment variable {variable} is set but holds no API key; unset it or set a key")
+    return keys

@@ -1,0 +1,132 @@
+"""A request under way, from admission to its last token: text pieces in order, counts for usage, one line in the log.
+
+Both routes use it, streaming or not, so that all four give the same text.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from cupyllm.api.state import ServerState
+from cupyllm.api.worker import LiveRequest
+from cupyllm.engine import TokenEvent
+from cupyllm.errors import EngineError
+from cupyllm.output import OutputText
+from cupyllm.sampling import SamplingParams
+from cupyllm.sequence import FinishReason
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What is new in one choice. `finish_reason` is set in the last delta of a choice."""
+
+    choice: int
+    text: str
+    token_ids: list[int]
+    finish_reason: str | None
+
+
+@dataclass
+class _Choice:
+    """One answer being written. `unsent_ids` are the tokens whose text has not been shown yet."""
+
+    text: OutputText
+    num_tokens: int = 0
+    unsent_ids: list[int] = field(default_factory=list)
+
+    def push(self, number: int, event: TokenEvent) -> Delta | None:
+        """The new text, or None while there is none to show. Raises EngineError when the model gave no token."""
+        if event.finish_reason is FinishReason.ERROR or event.token_id is None:
+            raise EngineError("the model gave no finite logits; the checkpoint or its dtype is damaged")
+        self.num_tokens += 1
+        self.unsent_ids.append(event.token_id)
+        text = self.text.push(event)
+        reason = self.text.finish_reason
+        if not text and reason is None:
+            return None
+        token_ids, self.unsent_ids = self.unsent_ids, []
+        return Delta(number, text, token_ids, None if reason is None else reason.value)
+
+
+class Generation:
+    """An admitted request. `close` must be called in the end; it aborts what still runs and writes the log line."""
+
+    def __init__(self, state: ServerState, request: Request, live: LiveRequest) -> None:
+        self._live = live
+        self._choices = [_Choice(OutputText(state.loaded.tokenizer, params.stop)) for params in live.params]
+        self._request_id: str = request.state.request_id
+        self._route = request.url.path
+        self._arrived: float = request.state.arrived
+        self._first_token: float | None = None
+        self._failed = False
+        self._closed = False
+
+    async def deltas(self) -> AsyncIterator[Delta]:
+        """The answer as it comes, all choices mixed, until each has ended. Raises EngineError."""
+        open_choices = set(range(len(self._choices)))
+        while open_choices:
+            number, event = await self._next_event()
+            if number not in open_choices:
+                continue  # a stop string ended it while this token was on its way
+            delta = self._choices[number].push(number, event)
+            if delta is None:
+                continue
+            if delta.finish_reason is not None:
+                open_choices.remove(number)
+                if event.finish_reason is None:
+                    self._live.end_choice(number)  # the engine does not know of stop strings
+            yield delta
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage object; the end token counts, a token after a stop string does not."""
+        prompt = sum(map(len, self._live.prompts))
+        output = sum(choice.num_tokens for choice in self._choices)
+        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+
+    def close(self) -> None:
+        """End the request in the engine and log it. Harmless to call again."""
+        if self._closed:
+            return
+        self._closed = True
+        self._live.close()
+        usage, now = self.usage(), time.monotonic()
+        log.info(
+            "%s %s prompt_tokens=%d output_tokens=%d finish=%s first_token_s=%s total_s=%.3f",
+            self._request_id,
+            self._route,
+            usage["prompt_tokens"],
+            usage["completion_tokens"],
+            self._outcome(),
+            "-" if self._first_token is None else f"{self._first_token - self._arrived:.3f}",
+            now - self._arrived,
+        )
+
+    async def _next_event(self) -> tuple[int, TokenEvent]:
+        try:
+            number, event = await self._live.next_event()
+        except EngineError:
+            self._failed = True
+            raise
+        self._first_token = self._first_token or time.monotonic()
+        return number, event
+
+    def _outcome(self) -> str:
+        reasons = {choice.text.finish_reason for choice in self._choices}
+        if self._failed or FinishReason.ERROR in reasons:
+            return "error"
+        return "+".join(sorted("abort" if reason is None else reason.value for reason in reasons))
+
+
+async def start_generation(
+    state: ServerState, request: Request, prompts: list[list[int]], params: list[SamplingParams]
+) -> Generation:
+    """Wait until the engine has taken the request. Raises what EngineWorker.submit raises."""
+    return Generation(state, request, await state.worker.submit(prompts, params))

@@ -1,0 +1,69 @@
+"""/v1/chat/completions: the request's own fields, and the shape of answers and chunks."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from cupyllm.api.protocol.shared import Ignored, NotYet, SharedRequest, StrictModel
+from cupyllm.errors import RequestError
+
+MAX_MESSAGES = 2048
+
+
+class ChatTemplateKwargs(StrictModel):
+    """What a request may tell the chat template. A fixed list: anything else could change how it runs."""
+
+    enable_thinking: bool | None = None
+
+
+class ChatRequest(SharedRequest):
+    """A conversation to be answered. messages.py says which messages are accepted."""
+
+    messages: Annotated[list[Any], Field(json_schema_extra={"maxItems": MAX_MESSAGES})]
+    chat_template_kwargs: ChatTemplateKwargs | None = None
+
+    tools: Annotated[Any, NotYet(([],))] = None
+    tool_choice: Annotated[Any, NotYet(("none",))] = None
+    functions: Annotated[Any, NotYet(([],))] = None
+    function_call: Annotated[Any, NotYet(("none",))] = None
+    logprobs: Annotated[Any, NotYet((False,))] = None
+    top_logprobs: Annotated[Any, NotYet()] = None
+    reasoning_effort: Annotated[Any, NotYet()] = None
+    modalities: Annotated[Any, NotYet((["text"],))] = None
+    audio: Annotated[Any, NotYet()] = None
+    web_search_options: Annotated[Any, NotYet()] = None
+
+    parallel_tool_calls: Ignored = None
+    verbosity: Ignored = None
+    prediction: Ignored = None
+    moderation: Ignored = None
+
+    @property
+    def enable_thinking(self) -> bool | None:
+        return None if self.chat_template_kwargs is None else self.chat_template_kwargs.enable_thinking
+
+    def check_limits(self) -> None:
+        """Raise RequestError for more messages than any template should have to walk through."""
+        if len(self.messages) > MAX_MESSAGES:
+            raise RequestError(f"messages may hold at most {MAX_MESSAGES}, not {len(self.messages)}", param="messages")
+
+
+def chat_choice(text: str, finish_reason: str, token_ids: list[int] | None) -> dict[str, Any]:
+    """The one choice of a complete answer; `token_ids` only where they were asked for."""
+    choice: dict[str, Any] = {
+        "index": 0,
+        "message": {"role": "assistant", "content": text, "refusal": None},
+        "logprobs": None,
+        "finish_reason": finish_reason,
+    }
+    return choice if token_ids is None else choice | {"token_ids": token_ids}
+
+
+def chunk_choice(
+    delta: dict[str, Any], *, finish_reason: str | None = None, token_ids: list[int] | None = None
+) -> dict[str, Any]:
+    """The one choice of a chunk."""
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    return choice if token_ids is None else choice | {"token_ids": token_ids}

@@ -1,0 +1,193 @@
+"""What chat and text completions share: how a body is read, the fields of both, and how they become SamplingParams.
+
+Every field stands in a model below with one of three fates, and docs/api.md has the same table:
+
+    honoured                 a plain field
+    accepted, no effect      marked NoEffect: it cannot change the answer, clients send it all the same
+    not supported yet        marked NotYet: only values that ask for nothing are accepted
+
+null counts as absent everywhere. Types are strict: "5", true and 1.5 are not whole numbers. Ranges are checked where
+the values are used (SamplingParams, Engine.check), so that a program that uses LLM gets the same errors.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+
+from cupyllm.errors import RequestError
+from cupyllm.sampling import MAX_STOP_STRINGS, SamplingParams
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class NotYet:
+    """Marks a field that is not supported yet. Values in `neutral` ask for nothing and are accepted."""
+
+    neutral: tuple[Any, ...] = ()
+
+    def refuses(self, value: Any) -> bool:
+        """Whether the value asks for something; 0 and 0.0 are the same, but not false."""
+        kinds = [(isinstance(neutral, bool), neutral) for neutral in self.neutral]
+        return (isinstance(value, bool), value) not in kinds
+
+
+@dataclass(frozen=True)
+class NoEffect:
+    """Marks a field that is accepted and changes nothing."""
+
+
+Ignored = Annotated[Any, NoEffect()]
+StopStrings = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}, "maxItems": MAX_STOP_STRINGS},
+            ]
+        }
+    ),
+]
+
+
+class StrictModel(BaseModel):
+    """A JSON object with known keys only and no conversions between types."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class StreamOptions(StrictModel):
+    """`include_usage`: one more chunk at the end of a stream, with the token counts."""
+
+    include_usage: bool | None = None
+    include_obfuscation: Ignored = None
+
+
+class SharedRequest(StrictModel):
+    """The fields that /v1/chat/completions and /v1/completions have in common."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: StopStrings = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    return_token_ids: bool = False
+
+    n: Annotated[Any, NotYet((1,))] = None
+    best_of: Annotated[Any, NotYet((1,))] = None
+    presence_penalty: Annotated[Any, NotYet((0,))] = None
+    frequency_penalty: Annotated[Any, NotYet((0,))] = None
+    logit_bias: Annotated[Any, NotYet(({},))] = None
+    response_format: Annotated[Any, NotYet(({"type": "text"},))] = None
+
+    user: Ignored = None
+    metadata: Ignored = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
+
+    @property
+    def output_limit(self) -> int | None:
+        """max_completion_tokens, else max_tokens, else None."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def sampling_params(self, max_tokens: int | None) -> SamplingParams:
+        """The sampling the request asks for. Raises RequestError naming the field."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            seed=self.seed,
+            max_tokens=max_tokens,
+            stop=self.stop,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=self.ignore_eos,
+        )
+
+
+RequestT = TypeVar("RequestT", bound=SharedRequest)
+
+
+def read_request(kind: type[RequestT], body: dict[str, Any], *, strict: bool) -> RequestT:
+    """Check a JSON object against a model. Raises RequestError, its `param` the field at fault.
+
+    Unknown fields are refused, or, when not `strict`, dropped and logged.
+    """
+    fields = {name: value for name, value in body.items() if value is not None}
+    unknown = [name for name in fields if name not in kind.model_fields]
+    if unknown and strict:
+        raise RequestError(f"Unrecognized request argument supplied: {_quote_unknown(unknown[0], kind)}")
+    for name in unknown:
+        log.info("ignored the unknown field %.64r", name)
+        del fields[name]
+    for name, value in fields.items():
+        for mark in kind.model_fields[name].metadata:
+            if isinstance(mark, NotYet) and mark.refuses(value):
+                raise RequestError(_not_supported(name, mark), param=name)
+    try:
+        request = kind.model_validate(fields)
+    except ValidationError as error:
+        raise _as_request_error(error) from None
+    if request.stream_options is not None and not request.stream:
+        raise RequestError("stream_options needs stream to be true", param="stream_options")
+    return request
+
+
+_EXPECTED = {
+    "missing": "is required",
+    "string_type": "must be a string",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "model_type": "must be an object",
+    "extra_forbidden": "is not known",
+}
+
+
+def _as_request_error(error: ValidationError) -> RequestError:
+    first = error.errors(include_url=False, include_input=False)[0]
+    path = str(first["loc"][0])
+    for part in first["loc"][1:]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part[:64]}"
+    if first["type"] == "greater_than_equal":
+        expected = f"must be {first['ctx']['ge']} or more"
+    else:
+        expected = _EXPECTED.get(first["type"], "cannot be used: " + first["msg"])
+    return RequestError(f"{path} {expected}", param=path)
+
+
+def _quote_unknown(name: str, kind: type[SharedRequest]) -> str:
+    near = difflib.get_close_matches(name[:64], kind.model_fields, n=1)
+    return name[:64] + (f"; did you mean {near[0]}?" if near else "")
+
+
+def _not_supported(name: str, mark: NotYet) -> str:
+    if name == "n":
+        return "n: parallel sampling is not supported yet; only 1 is accepted"
+    accepted = f"; only {mark.neutral[0]!r} is accepted" if mark.neutral else ""
+    return f"{name} is not supported yet{accepted}"

@@ -1,0 +1,280 @@
+"""The engine thread. Requests and aborts reach it through a queue; token events leave it for the event loop.
+
+    event loop                                   engine thread
+    submit(prompts, params) -- command queue --> engine.add
+    LiveRequest.next_event  <-- call_soon_threadsafe, asyncio.Queue --  engine.step
+    LiveRequest.close       -- command queue --> engine.abort
+
+The thread owns the engine: nothing else calls add, step or abort. It carries out every waiting command between two
+steps and blocks on the queue when there is nothing to run. What can go wrong has one rule each: a step that raises
+ends every live request and the thread goes on; a step older than the watchdog ends them too, and new requests are
+refused until it returns; a thread that dies refuses everything from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from cupyllm.api.errors import UnavailableError
+from cupyllm.engine import Engine, EngineStats, TokenEvent
+from cupyllm.errors import EngineError
+from cupyllm.sampling import SamplingParams
+from cupyllm.sequence import Sequence
+
+log = logging.getLogger(__name__)
+
+# So many failed steps in a row are taken for damage that stays, such as a GPU that needs a reset.
+FAILED_STEPS_UNTIL_UNWELL = 3
+_ADMITTED = object()
+
+
+class LiveRequest:
+    """One request inside the engine: P prompts, so P choices. Belongs to the event loop.
+
+    Whoever holds it must call `close` in the end; closing before all choices have ended aborts what still runs.
+    """
+
+    def __init__(self, worker: EngineWorker, prompts: list[list[int]], params: list[SamplingParams]) -> None:
+        self.prompts = prompts
+        self.params = params  # one for each prompt
+        self.sequences: list[Sequence] = []  # of the engine thread; the place of a sequence is its choice
+        self._worker = worker
+        self._items: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def admitted(self) -> None:
+        """Return once the engine has taken the request. Raises what `next_event` and Engine.add raise."""
+        item = await self._next()
+        assert item is _ADMITTED
+
+    async def next_event(self) -> tuple[int, TokenEvent]:
+        """The next token event and the choice it is for. Raises EngineError when the engine failed."""
+        choice, event = await self._next()
+        return choice, event
+
+    def deliver(self, item: Any) -> None:
+        """Hand over _ADMITTED, an exception, or (choice, event)."""
+        self._items.put_nowait(item)
+
+    def end_choice(self, choice: int) -> None:
+        """Stop generating for one choice; events on their way may still arrive."""
+        self._worker.abort(self, choice)
+
+    def close(self) -> None:
+        """The request is over. Harmless to call again."""
+        self._worker.forget(self)
+
+    async def _next(self) -> Any:
+        item = await self._items.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+
+class EngineWorker:
+    """Runs an engine in a thread of its own and speaks for it on the event loop."""
+
+    def __init__(self, engine: Engine, *, watchdog_seconds: float) -> None:
+        self._engine = engine
+        self._watchdog_seconds = watchdog_seconds
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._owners: dict[int, tuple[LiveRequest, int]] = {}  # of the engine thread: sequence id -> request, choice
+        self._live: set[LiveRequest] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop
+        self._watch: asyncio.Task[None]
+        self._step_started: float | None = None
+        self._failed_in_a_row = 0
+        self.num_failed_steps = 0
+        self.draining = False
+
+    # The event loop's side.
+
+    def start(self) -> None:
+        """Start the thread, and the watch over it on the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+        self._watch = self._loop.create_task(self._watch_steps())
+
+    async def stop(self) -> None:
+        """End the thread after the step in progress, and wait for that."""
+        self._watch.cancel()
+        self._commands.put(None)
+        await asyncio.to_thread(self._thread.join, 5.0)
+
+    async def submit(self, prompts: list[list[int]], params: list[SamplingParams]) -> LiveRequest:
+        """Queue prompts, each with its params, as one request: all or none.
+
+        Raises RequestError for what can never be served, QueueFullError, and UnavailableError.
+        """
+        refusal = self.refusal()
+        if refusal is not None:
+            raise UnavailableError(refusal)
+        request = LiveRequest(self, prompts, params)
+        self._live.add(request)
+        self._idle.clear()
+        self._commands.put(partial(self._add, request))
+        try:
+            await request.admitted()
+        except BaseException:
+            request.close()
+            raise
+        return request
+
+    def abort(self, request: LiveRequest, choice: int | None = None) -> None:
+        """Have the engine drop one choice of a request, or all."""
+        self._commands.put(partial(self._abort, request, choice))
+
+    def forget(self, request: LiveRequest) -> None:
+        """The request is over for the event loop; the engine drops what is left of it."""
+        if request not in self._live:
+            return
+        self._live.remove(request)
+        self.abort(request)
+        if not self._live:
+            self._idle.set()
+
+    def fail_all(self, error: EngineError) -> None:
+        """End every live request with an error."""
+        for request in list(self._live):
+            request.deliver(error)
+            request.close()
+
+    def trouble(self) -> str | None:
+        """Why the engine is not well, or None."""
+        if not self._thread.is_alive():
+            return "the engine thread has ended"
+        if self._is_stuck():
+            return f"a step of the engine has been running for more than {self._watchdog_seconds:g} s"
+        if self._failed_in_a_row >= FAILED_STEPS_UNTIL_UNWELL:
+            return f"the last {FAILED_STEPS_UNTIL_UNWELL} steps of the engine failed"
+        return None
+
+    def refusal(self) -> str | None:
+        """Why no request can be taken now, or None. After failed steps a new try is the only way to find out."""
+        if self.draining:
+            return "the server is stopping"
+        if not self._thread.is_alive() or self._is_stuck():
+            return self.trouble()
+        return None
+
+    @property
+    def stats(self) -> EngineStats:
+        """How full the engine is, read while it may be changing: a figure, not a promise."""
+        return self._engine.stats
+
+    @property
+    def num_live(self) -> int:
+        """Requests that have been taken and have not ended."""
+        return len(self._live)
+
+    async def wait_until_idle(self, seconds: float) -> bool:
+        """Wait for the last live request to end; False if some live on after `seconds`."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    def _is_stuck(self) -> bool:
+        started = self._step_started
+        return started is not None and time.monotonic() - started > self._watchdog_seconds
+
+    async def _watch_steps(self) -> None:
+        while True:
+            await asyncio.sleep(min(1.0, self._watchdog_seconds / 4))
+            if self._live and self._is_stuck():
+                log.error("a step has been running for more than %g s", self._watchdog_seconds)
+                self.fail_all(EngineError("the engine is stuck"))
+
+    # The engine thread's side.
+
+    def _run(self) -> None:
+        try:
+            while self._carry_out_commands():
+                if self._engine.has_work:
+                    self._step()
+        except BaseException:
+            log.critical("the engine thread died", exc_info=True)
+            self._post(self.fail_all, EngineError("the engine thread died"))
+
+    def _carry_out_commands(self) -> bool:
+        """Do all that waits in the queue; blocks while the engine has no work. False: the thread is to end."""
+        wait = not self._engine.has_work
+        while True:
+            try:
+                command = self._commands.get(block=wait)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command()
+            wait = False
+
+    def _add(self, request: LiveRequest) -> None:
+        try:
+            for choice, (prompt, params) in enumerate(zip(request.prompts, request.params, strict=True)):
+                sequence = self._engine.add(prompt, params)
+                request.sequences.append(sequence)
+                self._owners[sequence.id] = (request, choice)
+        except Exception as error:
+            self._abort(request)
+            self._post(request.deliver, error)
+        else:
+            self._post(request.deliver, _ADMITTED)
+
+    def _abort(self, request: LiveRequest, choice: int | None = None) -> None:
+        sequences = request.sequences if choice is None else [request.sequences[choice]]
+        for sequence in sequences:
+            self._engine.abort(sequence)
+            self._owners.pop(sequence.id, None)
+
+    def _step(self) -> None:
+        self._step_started = time.monotonic()
+        try:
+            events = self._engine.step()
+        except Exception:
+            self.num_failed_steps += 1
+            self._failed_in_a_row += 1
+            log.exception("a step of the engine failed; all live requests end")
+            self._engine.abort_all()
+            self._fail_owners(EngineError("a step of the engine failed"))
+        else:
+            self._failed_in_a_row = 0
+            self._dispatch(events)
+        finally:
+            self._step_started = None
+
+    def _dispatch(self, events: list[TokenEvent]) -> None:
+        items = []
+        for event in events:
+            request, choice = self._owners[event.sequence.id]
+            items.append((request, choice, event))
+            if event.finish_reason is not None:
+                del self._owners[event.sequence.id]
+        if items:
+            self._post(_deliver, items)  # one wake-up of the loop for the whole step
+
+    def _fail_owners(self, error: EngineError) -> None:
+        for request in {request for request, _ in self._owners.values()}:
+            self._post(request.deliver, error)
+        self._owners.clear()
+
+    def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            log.debug("the event loop has ended; a result is dropped")
+
+
+def _deliver(items: list[tuple[LiveRequest, int, TokenEvent]]) -> None:
+    for request, choice, event in items:
+        request.deliver((choice, event))
