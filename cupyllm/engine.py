@@ -84,9 +84,9 @@ class Engine:
         self.model = model
         self.max_model_len = max_model_len
         self.defaults = defaults
-        self._cache = cache
-        self._ops = ops
-        self._device = device
+        self.cache = cache
+        self.ops = ops
+        self.device = device
         self._vocab_limit = vocab_limit
         self._next_id = 0
         self._seeds = np.random.default_rng(config.seed)
@@ -140,13 +140,13 @@ class Engine:
         plan = self.scheduler.plan()
         if not plan.chunks:
             return []
-        batch = self._upload(build_batch(plan, self._cache.page_size))
-        logits = forward(self._ops, self.model, self._cache, batch)
+        batch = self._upload(build_batch(plan, self.cache.page_size))
+        logits = forward(self.ops, self.model, self.cache, batch)
         ended = [chunk.sequence for chunk in plan.chunks if chunk.reaches_end]
         if not ended:
             self.scheduler.commit(plan)
             return []
-        sampled = self._ops.sample(logits, build_sampling_batch(ended, vocab_limit=self._vocab_limit))
+        sampled = self.ops.sample(logits, build_sampling_batch(ended, vocab_limit=self._vocab_limit))
         return self._commit(plan, ended, sampled)
 
     def abort(self, sequence: Sequence, reason: FinishReason = FinishReason.ABORT) -> None:
@@ -202,7 +202,7 @@ class Engine:
 
     def _upload(self, batch: Batch) -> Batch:
         arrays = {
-            field.name: self._device.upload(value)
+            field.name: self.device.upload(value)
             for field in dataclasses.fields(batch)
             if isinstance(value := getattr(batch, field.name), np.ndarray)
         }

@@ -1,0 +1,104 @@
+"""The real checkpoint against transformers: greedy tokens, logits and prompt log-probabilities recorded in golden.json.
+
+The checkpoint's folder comes from CUPYLLM_TEST_CHECKPOINT and the recorded answers from CUPYLLM_TEST_GOLDEN.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupyllm import LLM, SamplingParams
+from cupyllm.batch import build_batch
+from cupyllm.engine import Engine
+from cupyllm.messages import normalise_messages
+from cupyllm.model import forward
+from cupyllm.scheduler import Plan, PlannedChunk
+from cupyllm.sequence import Sequence
+
+CHECKPOINT = os.environ.get("CUPYLLM_TEST_CHECKPOINT")
+GOLDEN = os.environ.get("CUPYLLM_TEST_GOLDEN")
+pytestmark = [
+    pytest.mark.checkpoint,
+    pytest.mark.skipif(
+        not (CHECKPOINT and GOLDEN),
+        reason="set CUPYLLM_TEST_CHECKPOINT to a folder with Qwen2.5-Coder-0.5B-Instruct and CUPYLLM_TEST_GOLDEN to "
+        "its recorded answers",
+    ),
+]
+CASES: list[dict[str, Any]] = json.loads(Path(GOLDEN).read_text())["cases"] if GOLDEN else []
+# transformers in float32 with another attention form differs by 1e-4; this is 20 times that.
+LOGIT_TOLERANCE = 2e-3
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    assert CHECKPOINT
+    return LLM(CHECKPOINT, generation_config="none", kv_cache_gib=0.5, max_model_len=2048)
+
+
+def params_of(case: dict[str, Any], **more: Any) -> SamplingParams:
+    penalty = case.get("repetition_penalty")
+    return SamplingParams(temperature=0.0, max_tokens=48, repetition_penalty=penalty, **more)
+
+
+def check(case: dict[str, Any], output: Any) -> None:
+    answer = output.outputs[0]
+    assert list(answer.token_ids) == case["output_ids"]
+    assert answer.text == case["text"]
+    assert answer.finish_reason == case["finish"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_prompts_become_the_recorded_tokens(llm: LLM, case: dict[str, Any]) -> None:
+    if "prompt" in case:
+        assert llm.tokenizer.encode(case["prompt"]) == case["prompt_ids"]
+    else:
+        assert llm.chat_template is not None
+        messages = normalise_messages(case["messages"])
+        assert llm.chat_template.encode(messages, tools=case.get("tools")) == case["prompt_ids"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_greedy_answers_alone(llm: LLM, case: dict[str, Any]) -> None:
+    check(case, llm.generate(case["prompt_ids"], params_of(case))[0])
+
+
+def test_greedy_answers_all_at_once(llm: LLM) -> None:
+    prompts = [case["prompt_ids"] for case in CASES]
+    outputs = llm.generate(prompts, [params_of(case) for case in CASES], show_progress=False)
+    for case, output in zip(CASES, outputs, strict=True):
+        check(case, output)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "top5" in case], ids=lambda case: case["name"])
+def test_top_five_logits_of_every_step(llm: LLM, case: dict[str, Any]) -> None:
+    ids = case["prompt_ids"] + case["output_ids"]
+    logits = all_logits(llm.engine, ids)[len(case["prompt_ids"]) - 1 : -1]
+    for row, recorded in zip(logits, case["top5"], strict=True):
+        np.testing.assert_allclose(row[recorded["ids"]], recorded["logits"], rtol=0, atol=LOGIT_TOLERANCE)
+        assert row.argmax() == recorded["ids"][0]
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "prompt_logprobs" in case], ids=lambda case: case["name"])
+def test_logprobs_of_the_prompt(llm: LLM, case: dict[str, Any]) -> None:
+    ids = case["prompt_ids"]
+    logits = all_logits(llm.engine, ids).astype(np.float64)
+    log_sums = np.log(np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)) + logits.max(axis=1)
+    found = [logits[t - 1, ids[t]] - log_sums[t - 1] for t in range(1, len(ids))]
+    np.testing.assert_allclose(found, case["prompt_logprobs"][1:], rtol=0, atol=LOGIT_TOLERANCE)
+
+
+def all_logits(engine: Engine, ids: list[int]) -> np.ndarray:
+    """The logits after every token of `ids`, run as one prompt over the engine's own cache."""
+    pages = list(range(-(-len(ids) // engine.config.page_size)))
+    sequence = Sequence(0, ids, len(ids), SamplingParams(), 0, 1, frozenset(), page_table=pages)
+    batch = build_batch(Plan((PlannedChunk(sequence, 0, len(ids)),), 0), engine.config.page_size)
+    batch = dataclasses.replace(batch, logit_rows=np.arange(len(ids), dtype=np.int32))
+    return forward(engine.ops, engine.model, engine.cache, batch)
