@@ -99,8 +99,16 @@ __device__ __forceinline__ float dot_8(uint4 elements, float4 first, float4 seco
     return fmaf(pair.y, second.w, sum);
 }
 
+__device__ __forceinline__ float4 product(float4 a, float4 b) {
+    return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
+}
+
+__device__ __forceinline__ float sum_of_products(float4 a, float4 b) {
+    return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
+}
+
 __device__ __forceinline__ float silu(float x) {  // x / (1 + exp(-x)); a very negative x gives -0
-    return x / (1.0f + __expf(-x));
+    return __fdividef(x, 1.0f + __expf(-x));
 }
 
 // ---- A power of two that keeps fp16 from overflowing ----------------------------------------------------------------

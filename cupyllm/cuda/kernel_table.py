@@ -9,9 +9,9 @@ from cupyllm.cuda.nvrtc import ARCHS, Nvrtc, kernel_names, launch_module
 _HEAD = """# Kernels as NVIDIA's compiler makes them
 
 Written by `python -m cupyllm.cuda.nvrtc --table benchmarks/KERNELS.md`; no GPU is needed. A cell is the registers of a
-thread and, computed from them, the block size and the shared memory, the share of a multiprocessor's threads that can be
-resident. The launch is that of a Qwen2.5-7B shape. Shared memory is static + dynamic bytes of a block; a dash means that
-a block asks for more than the architecture has. Nothing spills and nothing uses local memory; a test holds that.
+thread and, computed from them, the block size and the shared memory, the share of a multiprocessor's threads that can
+be resident. The launch is that of a Qwen2.5-7B shape. Shared memory is static + dynamic bytes of a block; a dash means
+that a block asks for more than the architecture has. Nothing spills and nothing uses local memory; a test holds that.
 
 """
 

@@ -83,7 +83,7 @@ class KernelLoader:
         self._lock = threading.Lock()
         self.facts = backend.facts
         # Passed for an array that a launch leaves out; the kernel's constants say that it is not there.
-        self.nothing = backend.empty((1,), np.dtype(np.float32))
+        self.nothing = backend.empty((16,), np.dtype(np.uint8))
 
     def kernel(self, name: str, **constants: int) -> Kernel:
         """The kernel of cuda/<name>.cu compiled with these constants.

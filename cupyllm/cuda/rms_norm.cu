@@ -47,9 +47,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP_SIZE) rms_norm(
     float squares = 0.0f;
     for (int c = threadIdx.x; c < C / 4; c += blockDim.x) {
         float4 v = x4[c];
-        squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        squares += sum_of_products(v, v);
     }
-    float inverse_rms = rsqrtf(block_sum<WARPS>(squares, scratch) / C + eps);
+    float inverse_rms = rsqrtf(__fdividef(block_sum<WARPS>(squares, scratch), C) + eps);
 
     // 3 scale
     for (int c = threadIdx.x; c < C / 4; c += blockDim.x) {

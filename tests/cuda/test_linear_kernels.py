@@ -1,0 +1,124 @@
+"""Kernels that read weights, and the row-wise ones, against their reference ops in the emulator's check mode.
+
+Check mode turns any read or write outside an array, race, missing barrier or uninitialised shared value into an error.
+Outputs start as NaN, so that a value never written fails the comparison.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from kernel_case import DTYPES, EPSILON, CheckedLaunches, assert_close, elements, random_floats, total_bytes, widen
+
+from cupyllm.cuda import embedding, gemv, rms_norm, silu_mul
+from cupyllm.cuda.linear_arguments import LinearCall
+from cupyllm.errors import DeviceError
+from cupyllm.ops.reference import Norm, ReferenceOps
+
+REFERENCE = ReferenceOps()
+# What surrounds a linear layer of the model: see model.py.
+SURROUNDINGS = ("plain", "norm bias", "norm", "residual", "norm gate_up", "norm bias residual")
+
+
+def make_call(seed: int, T: int, N: int, K: int, dtype: str, surroundings: str, *, scale: float = 1.0) -> LinearCall:
+    """A linear layer with random arrays; activations have the size `scale`."""
+    rng = np.random.default_rng(seed)
+    rows = 2 * N if "gate_up" in surroundings else N
+    return LinearCall(
+        x=random_floats(rng, T, K, scale=scale),
+        weight=elements(rng.standard_normal((rows, K)) / np.sqrt(K), dtype),
+        bias=elements(rng.standard_normal(N), dtype) if "bias" in surroundings else None,
+        norm=Norm(random_floats(rng, K), 1e-6) if "norm" in surroundings else None,
+        residual=random_floats(rng, T, N) if "residual" in surroundings else None,
+        gate_up="gate_up" in surroundings,
+    )
+
+
+def expected(call: LinearCall) -> np.ndarray:
+    """What the reference op makes of the same call, in float32 from the same rounded weights."""
+    weight = widen(call.weight)
+    if call.gate_up:
+        return REFERENCE.gate_up_silu_mul(call.x, weight, norm=call.norm)
+    bias = None if call.bias is None else widen(call.bias)
+    return REFERENCE.linear(call.x, weight, bias, norm=call.norm, residual=call.residual)
+
+
+def test_silu_mul_of_ordinary_and_extreme_gates() -> None:
+    gate_up = random_floats(np.random.default_rng(0), 3, 2 * 301, scale=4.0)
+    gate_up[1, :6] = [1e4, -1e4, 88.0, -88.0, 0.0, 3e30]
+    actual = silu_mul.launch(CheckedLaunches().loader, gate_up)
+    np.testing.assert_allclose(actual, REFERENCE.silu_mul(gate_up), rtol=8 * EPSILON["fp32"], atol=1e-30)
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (3, 1028), (2, 5, 64)])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
+def test_rms_norm_over_the_last_axis_of_rows_of_any_size(shape: tuple[int, ...], scale: float) -> None:
+    rng = np.random.default_rng(1)
+    x, norm = random_floats(rng, *shape, scale=scale), Norm(random_floats(rng, shape[-1]), 1e-6)
+    actual = rms_norm.launch(CheckedLaunches().loader, x, norm)
+    np.testing.assert_allclose(actual, REFERENCE.rms_norm(x, norm), rtol=16 * EPSILON["fp32"])
+
+
+def test_embedding_rows_are_exact_in_every_type_and_ids_outside_give_nan() -> None:
+    rng = np.random.default_rng(2)
+    values = random_floats(rng, 7, 1032)
+    row_ids = np.array([6, 0, -1, 3, 7, 3], np.int32)
+    for table in (values, elements(values, "fp16"), elements(values, "bf16")):
+        actual = embedding.launch(CheckedLaunches().loader, row_ids, table)
+        np.testing.assert_array_equal(actual[[0, 1, 3, 5]], widen(table)[[6, 0, 3, 3]])
+        assert np.isnan(actual[[2, 4]]).all()
+
+
+@DTYPES
+@pytest.mark.parametrize("surroundings", SURROUNDINGS)
+# Multiprocessors: with none the layout with the fewest blocks is taken, with many the one with the most.
+@pytest.mark.parametrize(("N", "K", "multiprocessors"), [(70, 264, 0), (45, 1032, 1), (1, 8, 108), (5, 2056, 108)])
+def test_gemv_is_its_reference_op(dtype: str, surroundings: str, N: int, K: int, multiprocessors: int) -> None:
+    launches = CheckedLaunches()
+    launches.loader.facts = replace(launches.loader.facts, num_multiprocessors=multiprocessors)
+    call = make_call(3, 1, N, K, dtype, surroundings)
+    assert_close(gemv.launch(launches.loader, call), expected(call), epsilon=EPSILON["fp32"], factor=32)
+
+
+def test_the_gemv_cases_use_every_layout() -> None:
+    constants = {"GATE_UP": 0}
+    shapes = [(70, 264, 0), (45, 1032, 1), (1, 8, 108), (5, 1032, 108), (5, 2056, 108)]
+    used = {tuple(gemv.geometry(N, K, constants, mp).constants[c] for c in ("ROWS", "K_WARPS")) for N, K, mp in shapes}
+    assert used == set(gemv.LAYOUTS)
+
+
+@DTYPES
+@pytest.mark.parametrize("scale", [1e-6, 1e4, 1e6])
+def test_gemv_takes_activations_far_beyond_fp16(dtype: str, scale: float) -> None:
+    for surroundings in ("plain", "norm gate_up"):
+        call = make_call(4, 1, 33, 264, dtype, surroundings, scale=scale)
+        actual = gemv.launch(CheckedLaunches().loader, call)
+        assert_close(actual, expected(call), epsilon=EPSILON["fp32"], factor=32)
+
+
+@pytest.mark.parametrize("surroundings", ["norm bias", "residual", "norm gate_up"])
+def test_gemv_reads_every_weight_once_and_whole_sectors(surroundings: str) -> None:
+    launches = CheckedLaunches(global_races=False)
+    call = make_call(5, 1, 128, 896, "bf16", surroundings)
+    gemv.launch(launches.loader, call)
+    (report,) = launches.reports
+    least = gemv.least_bytes(128, 896, **dict.fromkeys(surroundings.split(), 1))
+    assert total_bytes(report)["weight"] == least["weight"]
+    assert report.argument("weight").read.efficiency == 1.0
+    assert {name for name, count in total_bytes(report).items() if count} == {
+        name for name, count in least.items() if count
+    }
+
+
+def test_a_width_whose_rows_are_not_16_byte_aligned_is_refused() -> None:
+    call = make_call(6, 1, 4, 20, "fp16", "plain")
+    with pytest.raises(DeviceError, match="gemv: K is 20; supported are multiples of 8"):
+        gemv.launch(CheckedLaunches().loader, call)
+
+
+def test_more_rows_than_a_kernel_has_are_refused() -> None:
+    call = make_call(6, 2, 4, 16, "fp16", "plain")
+    with pytest.raises(DeviceError, match="gemv: x has 2 rows; supported are up to 1"):
+        gemv.launch(CheckedLaunches().loader, call)
