@@ -1,0 +1,136 @@
+"""cupyllm without a server: prompts in every form, stop strings, defaults of the checkpoint, and refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cupyllm import LLM, SamplingParams
+from cupyllm.errors import ConfigError, DeviceError, RequestError
+from tests.qwen_tokenizer import QWEN2_TOKENS, tokenizer_json, write_tokenizer_folder
+from tests.tiny_checkpoint import write_json, write_tiny_checkpoint
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llm") / "model"
+    vocab_size = max(token["id"] for token in tokenizer_json(QWEN2_TOKENS)["added_tokens"]) + 1
+    write_tiny_checkpoint(folder, vocab_size=vocab_size + 20)
+    return write_tokenizer_folder(folder)
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> LLM:
+    return LLM(str(folder), kv_cache_gib=0.01)
+
+
+def text_of(llm: LLM, prompt: Any, params: SamplingParams = GREEDY) -> str:
+    return llm.generate(prompt, params)[0].outputs[0].text
+
+
+def test_one_prompt_or_many_as_text_or_ids_are_the_same_prompts(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("the weather")
+    expected = llm.generate("the weather", GREEDY)
+    assert expected[0].prompt_token_ids == tuple(ids)
+    assert len(expected[0].outputs[0].token_ids) == 16
+    assert llm.generate(ids, GREEDY) == expected
+    assert llm.generate(["the weather"], GREEDY) == llm.generate([ids], GREEDY) == expected
+
+
+def test_answers_come_in_the_order_of_the_prompts_also_beyond_the_waiting_limit(folder: Path) -> None:
+    llm = LLM(str(folder), kv_cache_gib=0.01, max_waiting=2, max_decode_batch_size=3)
+    prompts = [f"number {n} " * (1 + n % 4) for n in range(12)]
+    together = llm.generate(prompts, GREEDY, show_progress=False)
+    assert together == [llm.generate(prompt, GREEDY)[0] for prompt in prompts]
+
+
+def test_each_prompt_may_have_its_own_params(llm: LLM) -> None:
+    short, long = llm.generate(["a", "a"], [SamplingParams(max_tokens=1, temperature=0.0), GREEDY], show_progress=False)
+    assert (len(short.outputs[0].token_ids), len(long.outputs[0].token_ids)) == (1, 16)
+    with pytest.raises(RequestError, match="1 sampling params were given for 2 prompts"):
+        llm.generate(["a", "b"], [GREEDY])
+
+
+def test_a_stop_string_cuts_the_text_and_frees_the_pages(llm: LLM) -> None:
+    whole = text_of(llm, "the weather")
+    stop = whole[5:8]
+    output = llm.generate("the weather", SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, stop=(stop,)))
+    assert output[0].outputs[0].text == whole[: whole.index(stop)]
+    assert output[0].outputs[0].finish_reason == "stop"
+    assert llm.engine.stats.num_live_pages == 0
+
+
+def test_chat_renders_the_template_for_one_conversation_or_many(llm: LLM) -> None:
+    conversation = [{"role": "user", "content": "Hello"}]
+    assert llm.chat_template is not None
+    (output,) = llm.chat(conversation, GREEDY)
+    assert output.prompt_token_ids == tuple(llm.chat_template.encode(conversation))
+    other = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+    assert llm.chat([conversation, other], GREEDY, show_progress=False) == [output, output]
+
+
+def test_logprobs_are_given_for_every_token_when_asked(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=2)
+    answer = llm.generate("the", params)[0].outputs[0]
+    assert answer.logprobs is not None
+    assert [len(entry.top) for entry in answer.logprobs] == [2] * 4
+    assert [entry.top[0] for entry in answer.logprobs] == [
+        (token, pytest.approx(entry.logprob)) for token, entry in zip(answer.token_ids, answer.logprobs, strict=True)
+    ]
+    assert llm.generate("the", GREEDY)[0].outputs[0].logprobs is None
+
+
+def test_generation_config_gives_the_defaults_unless_told_not_to(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    advice = {"eos_token_id": [1], "do_sample": False, "repetition_penalty": 1.3}
+    write_json(copy / "generation_config.json", advice)
+    with_advice, without = (
+        LLM(str(copy), kv_cache_gib=0.01),
+        LLM(str(copy), kv_cache_gib=0.01, generation_config="none"),
+    )
+    penalised = SamplingParams(temperature=0.0, repetition_penalty=1.3, max_tokens=16, ignore_eos=True)
+    unnamed = SamplingParams(max_tokens=16, ignore_eos=True)
+    assert text_of(with_advice, "the weather", unnamed) == text_of(without, "the weather", penalised)
+    assert without.engine.defaults.temperature == 1.0
+
+
+def test_ids_without_a_token_are_never_generated(llm: LLM) -> None:
+    hot = SamplingParams(temperature=2.0, max_tokens=60, ignore_eos=True, seed=3)
+    outputs = llm.generate(["a"] * 8, hot, show_progress=False)
+    assert max(max(output.outputs[0].token_ids) for output in outputs) < llm.tokenizer.num_tokens
+    assert llm.engine.model.config.vocab_size == llm.tokenizer.num_tokens + 20
+
+
+def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="the prompt is empty"):
+        llm.generate(["fine", ""], GREEDY)
+    assert not llm.engine.has_work
+    assert text_of(llm, "fine")
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        ({"kv_cache_gib": 1e-9}, ConfigError, "holds no page"),
+        ({"max_model_len": 2048}, ConfigError, "above the model's own limit of 1024"),
+        ({"kv_cache_gib": 0.0001, "max_model_len": 1000}, ConfigError, "set kv_cache_gib to .* or lower max_model_len"),
+        ({"dtype": "float16", "device": "cpu"}, ConfigError, "dtype"),
+        ({"pagesize": 4}, ConfigError, "did you mean 'page_size'"),
+    ],
+)
+def test_what_cannot_start_says_why(folder: Path, config: dict[str, Any], error: type, message: str) -> None:
+    with pytest.raises((error, DeviceError), match=message):
+        LLM(str(folder), **config)
+
+
+def test_a_context_that_the_cache_cannot_hold_is_lowered_when_auto(folder: Path) -> None:
+    llm = LLM(str(folder), kv_cache_gib=0.0001)
+    page_bytes = 16 * 2 * 2 * 2 * 16 * 4  # tokens, layers, keys and values, heads, head size, float32
+    assert llm.engine.max_model_len == int(0.0001 * 2**30) // page_bytes * 16 == 208
