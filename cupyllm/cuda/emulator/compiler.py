@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from cupyllm.errors import DeviceError
+
 from .errors import KernelBuildError
 
 Mode = Literal["fast", "check"]
@@ -34,6 +35,8 @@ _COMMON_FLAGS = (
     "-fno-strict-aliasing",  # kernels read arrays through other types
     "-fno-threadsafe-statics",  # __shared__ variables are statics; guards would be data races
     "-fno-optimize-sibling-calls",  # a tail call would hide the line that made it
+    *("-fno-crossjumping", "-fno-tree-tail-merge"),  # would merge calls of two lines into one
+    "-fstack-clash-protection",  # touches every page of a large frame, so that it cannot jump over the guard page
     "-fno-exceptions",
     "-U_FORTIFY_SOURCE",
 )
@@ -97,7 +100,7 @@ def _emulator_text() -> str:
 
 
 def _hash(*parts: str) -> str:
-    whole = "\0".join([*parts, compiler()[1], _machine(), _emulator_text(), *_COMMON_FLAGS])
+    whole = "\0".join([*parts, compiler()[1], _machine(), _emulator_text(), _WORKING_FOLDER, *_COMMON_FLAGS])
     return hashlib.sha256(whole.encode()).hexdigest()[:24]
 
 

@@ -22,6 +22,7 @@ class KernelFault(DeviceError):  # noqa: N818 - the word for it everywhere
 
     `kind` is one of the kinds listed in this folder's README.md. `frames` are source positions "file:line", the
     innermost first (a helper, then the place in the kernel that called it); it is empty if no position is known.
+    For a race, `other_frames` is where the other access was.
     """
 
     def __init__(
@@ -35,9 +36,12 @@ class KernelFault(DeviceError):  # noqa: N818 - the word for it everywhere
         argument: int | None,
         argument_name: str | None,
         frames: tuple[str, ...],
+        other_frames: tuple[str, ...],
     ) -> None:
         subject = "" if argument is None else f" at argument {argument} ({argument_name})"
         place = " called from ".join(frames) or "an unknown line"
+        if other_frames:
+            place += f"; the other access: {' called from '.join(other_frames)}"
         super().__init__(f"{kernel}: {kind}{subject}: {detail}; block {block}, thread {thread}, {place}")
         self.kind = kind
         self.detail = detail
@@ -47,3 +51,4 @@ class KernelFault(DeviceError):  # noqa: N818 - the word for it everywhere
         self.argument = argument
         self.argument_name = argument_name
         self.frames = frames
+        self.other_frames = other_frames

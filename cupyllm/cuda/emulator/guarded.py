@@ -1,4 +1,4 @@
-"""Arrays that end at an unmapped page, so that a kernel which reads past the end faults even in fast mode.
+"""Arrays that end at unmapped memory, so that a kernel which reads past the end faults even in fast mode.
 
 The start stays aligned to 16 bytes, the widest vector load. If the size is no multiple of 16, up to 15 bytes lie
 between the end and the page; check mode reports accesses to those too.
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 _ALIGNMENT = 16
+_GUARD = 1 << 20  # inaccessible bytes on either side; address space only
 
 
 def anonymous(length: int) -> mmap.mmap:
@@ -31,16 +32,16 @@ def protect(memory: mmap.mmap, offset: int, length: int) -> None:
 
 
 def guarded_empty(shape: int | tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    """An uninitialised array with an unmapped page before its first page and after its end."""
+    """An uninitialised array with unmapped memory before its first page and after its end."""
     dtype = np.dtype(dtype)
     dimensions = (shape,) if isinstance(shape, int) else shape
     size = math.prod(dimensions) * dtype.itemsize
     room = -(-size // _ALIGNMENT) * _ALIGNMENT
     page = mmap.PAGESIZE
-    end = page + max(1, -(-room // page)) * page
-    memory = anonymous(end + page)
-    protect(memory, 0, page)
-    protect(memory, end, page)
+    end = _GUARD + max(1, -(-room // page)) * page
+    memory = anonymous(end + _GUARD)
+    protect(memory, 0, _GUARD)
+    protect(memory, end, _GUARD)
     array: NDArray[Any] = np.ndarray(dimensions, dtype, buffer=memory, offset=end - room)
     return array
 

@@ -29,7 +29,7 @@ class EmulatedModule:
 
     `options` are NVRTC options: -D, -U and -I count, those that only choose GPU code are accepted, others are refused.
     `name` names the source in messages where it has no #line. `global_races` (check mode only) watches for races in
-    global memory too; it needs up to 24 bytes per byte of the arguments and runs on one OS thread, so it is for small
+    global memory too; it needs up to 32 bytes per byte of the arguments and runs on one OS thread, so it is for small
     tests.
 
     Raises `KernelBuildError` if the source does not compile, `DeviceError` if there is no compiler or cache folder.
@@ -133,6 +133,8 @@ class EmulatedKernel:
             raise LaunchError(f"{self.name}: {shared_mem} bytes of dynamic shared memory, limit {limit}; {hint}")
 
     def _describe(self, fault: layout.Fault) -> KernelFault:
+        library = self._module.library_path
+        frames = source_frames(library, fault.code_offset) or source_frames(library, fault.caller_code_offset)
         argument = None if fault.argument < 0 else int(fault.argument)
         return KernelFault(
             fault.kind.decode(),
@@ -142,5 +144,6 @@ class EmulatedKernel:
             thread=(fault.thread[0], fault.thread[1], fault.thread[2]),
             argument=argument,
             argument_name=None if argument is None else self._parameters[argument].name,
-            frames=source_frames(self._module.library_path, int(fault.code_offset)),
+            frames=frames,
+            other_frames=source_frames(library, fault.other_code_offset),
         )

@@ -24,7 +24,13 @@ class Argument(ctypes.Structure):
 class Fault(ctypes.Structure):
     _fields_ = (
         *(("kind", c_char * 40), ("argument", c_int32), ("block", c_uint32 * 3), ("thread", c_uint32 * 3)),
-        *(("block_number", c_uint64), ("code_offset", c_uint64), ("text", c_char * 1400)),
+        *(
+            ("block_number", c_uint64),
+            ("code_offset", c_uint64),
+            ("other_code_offset", c_uint64),
+            ("caller_code_offset", c_uint64),
+            ("text", c_char * 1400),
+        ),
     )
 
 
@@ -64,8 +70,8 @@ class Parameter(ctypes.Structure):
     )
 
 
-SHARED_CELL_SIZE = 16
-GLOBAL_CELL_SIZE = 24
+SHARED_CELL_SIZE = 24
+GLOBAL_CELL_SIZE = 32
 
 
 def check_layout(library: ctypes.CDLL) -> None:

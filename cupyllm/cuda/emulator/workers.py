@@ -20,6 +20,7 @@ MAX_DYNAMIC_SHARED = 227 * 1024  # bytes a block may use on sm_90, the largest o
 MAX_STATIC_SHARED = 48 * 1024
 _STACK = 64 * 1024
 _SIGNAL_STACK = 64 * 1024
+_GAP = 4 << 20  # around shared memory, so that a wild address beside an array does not land in it
 
 
 def _address(memory: mmap.mmap) -> int:
@@ -34,14 +35,15 @@ class WorkerMemory:
         capacity = -(-MAX_DYNAMIC_SHARED // page) * page
         cells = capacity + 2 * MAX_STATIC_SHARED
         self._stacks = anonymous(MAX_THREADS * (_STACK + page))
-        self._shared = anonymous(capacity + page)
+        self._shared = anonymous(_GAP + capacity + _GAP)
         self._signal_stack = anonymous(_SIGNAL_STACK)
         self._cells = anonymous(cells * SHARED_CELL_SIZE)
         for i in range(MAX_THREADS):  # below each stack, so that an overflow faults
             protect(self._stacks, i * (_STACK + page), page)
-        protect(self._shared, capacity, page)
+        protect(self._shared, 0, _GAP)
+        protect(self._shared, _GAP + capacity, _GAP)
         self.layout = Worker(
-            *(_address(self._stacks), _STACK + page, _address(self._shared), capacity),
+            *(_address(self._stacks), _STACK + page, _address(self._shared) + _GAP, capacity),
             *(_address(self._signal_stack), _SIGNAL_STACK, _address(self._cells), cells, 0),
         )
 

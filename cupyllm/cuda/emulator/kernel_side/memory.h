@@ -34,9 +34,9 @@ EMU_INLINE void __trap() { emu_trap(); }
 
 EMU_INTERNAL void emu_before_atomic(void* p, int size);  // checks the address; does nothing in fast mode
 
-// The atomic intrinsics: read the old value, store what `update` makes of it, return the old value.
-template <class T, class Update> EMU_INLINE T emu_atomic(T* p, Update update) {
-    emu_before_atomic(p, sizeof(T));
+// Not watched by the hooks, which know no atomics: emu_before_atomic has already told the runtime.
+template <class T, class Update>
+__attribute__((noinline, no_sanitize("thread"))) T emu_exchange(T* p, Update update) {
     using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
     Bits* cell = (Bits*)p;
     Bits old = __atomic_load_n(cell, __ATOMIC_SEQ_CST);
@@ -44,6 +44,11 @@ template <class T, class Update> EMU_INLINE T emu_atomic(T* p, Update update) {
                                         __ATOMIC_SEQ_CST)) {
     }
     return emu_bits<T>(old);
+}
+// The atomic intrinsics: read the old value, store what `update` makes of it, return the old value.
+template <class T, class Update> EMU_INLINE T emu_atomic(T* p, Update update) {
+    emu_before_atomic(p, sizeof(T));
+    return emu_exchange(p, update);
 }
 
 #define EMU_ATOMIC(NAME, T, EXPRESSION)                                  \

@@ -12,6 +12,7 @@ static struct {
     Thread* first;
 } barrier;
 
+// A thread waits at the barrier, or is about to, and others have left.
 static void fail_left_before_barrier(emu_site site) {
     uint32_t left = thread_count - alive;
     fail("divergent barrier", -1, "__syncthreads (%s:%u) is reached by only a part of the block: %u of %u threads have left the kernel",
@@ -53,6 +54,7 @@ int emu_barrier(emu_barrier_kind kind, int predicate, emu_site site) {
         release_barrier(&self);
     } else {
         self.state = AT_BARRIER;
+        self.pc = kernel_pc;
         run_next();
     }
     return barrier.result;

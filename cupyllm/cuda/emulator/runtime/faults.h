@@ -17,6 +17,11 @@ static pthread_t running_thread;   // on this OS thread
     __builtin_unreachable();
 }
 
+// Of the instruction that called the runtime: one byte before the return address. 0 if it lies in another library.
+static inline uint32_t code_offset() {
+    return kernel_pc > __ehdr_start && kernel_pc < _end ? (uint32_t)((char*)kernel_pc - __ehdr_start) - 1 : 0;
+}
+
 [[noreturn]] __attribute__((format(printf, 3, 4))) static void fail(const char* kind, int argument, const char* format, ...) {
     running = false;
     Fault& f = launch->fault;
@@ -26,7 +31,7 @@ static pthread_t running_thread;   // on this OS thread
     f.block_number = block_number;
     f.block[0] = emu_block_index.x, f.block[1] = emu_block_index.y, f.block[2] = emu_block_index.z;
     f.thread[0] = t.index.x, f.thread[1] = t.index.y, f.thread[2] = t.index.z;
-    if (kernel_pc > __ehdr_start && kernel_pc < _end) f.code_offset = (uint64_t)((char*)kernel_pc - __ehdr_start) - 1;
+    f.code_offset = code_offset();
     va_list values;
     va_start(values, format);
     vsnprintf(f.text, sizeof f.text, format, values);
@@ -95,6 +100,7 @@ static void on_signal(int number, siginfo_t* info, void* context) {
         else if (previous.sa_handler != SIG_IGN) previous.sa_handler(number);
         return;
     }
+    launch->fault.caller_code_offset = code_offset();
     called_from(interrupted_pc(context));
     if (number == SIGFPE) fail("integer division by zero", -1, "the divisor is zero or the quotient does not fit");
     if (number == SIGILL) fail("trap", -1, "the kernel reached code that must not be reached");

@@ -12,12 +12,15 @@ static void leave_thread(Thread& t) {
     w.gone |= 1u << t.lane;
     for (uint32_t rest = w.waiting; rest; rest &= rest - 1) {
         int lane = __builtin_ctz(rest);
-        if (w.mask[lane] >> t.lane & 1)
-            fail("warp mask", -1, "lane %u has left the kernel while lane %d waits for it (%s:%u)", t.lane, lane,
-                 file_name(threads[t.warp * WARP + lane].site), threads[t.warp * WARP + lane].site.line());
+        if (!(w.mask[lane] >> t.lane & 1)) continue;
+        called_from(threads[t.warp * WARP + lane].pc);
+        fail("warp mask", -1, "lane %u has left the kernel while lane %d waits for it here", t.lane, lane);
     }
     if (!barrier.arrived) return;
-    if (CHECKING) fail_left_before_barrier(barrier.first->site);
+    if (CHECKING) {
+        called_from(barrier.first->pc);
+        fail_left_before_barrier(barrier.first->site);
+    }
     if (barrier.arrived == alive) release_barrier(&t);
 }
 

@@ -79,7 +79,7 @@ static void check_global(uint64_t address, uint32_t size, AccessKind kind, void*
     }
     if (kind != WRITE) a->read.bytes += size;
     if (a->cells) check_global_races(*a, offset, size, kind);
-    log_access(t, pc, a, address, size, kind);
+    log_access(t, pc, a, offset, size, kind);
 }
 
 static inline void check_access(void* p, uint32_t size, AccessKind kind, bool aligned, void* pc) {
@@ -175,7 +175,7 @@ static void check_copy_arrival(void* shared, int size) {
     if constexpr (!CHECKING) return;
     int64_t cell = shared_cell((uint64_t)shared, (uint32_t)size, WRITE);
     Actor self = actor_of(current());
-    for (int i = 0; i < size; i++) launch->worker->cells[cell + i].write = {epoch, self.clock, self.thread};
+    for (int i = 0; i < size; i++) launch->worker->cells[cell + i].write = {epoch, self.clock, self.thread, code_offset()};
 }
 
 static void begin_block_checks() { publication = {}; }

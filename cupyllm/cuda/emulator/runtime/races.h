@@ -50,7 +50,7 @@ static inline void remember(Access& cell, Actor now, uint16_t flags) {
         who |= same_warp ? SEVERAL_LANES : SEVERAL_WARPS;
         clock = std::max(clock, cell.clock);
     }
-    cell = {epoch, clock, who};
+    cell = {epoch, clock, who, code_offset()};
 }
 
 static const char* const kind_names[] = {"read", "write", "atomic"};
@@ -62,6 +62,7 @@ static const char* const kind_names[] = {"read", "write", "atomic"};
     else if (past.who & SEVERAL_WARPS) snprintf(who, sizeof who, "threads of several warps");
     else if (past.who & SEVERAL_LANES) snprintf(who, sizeof who, "several lanes of warp %d", (past.who & THREAD_NUMBER) / WARP);
     else snprintf(who, sizeof who, "thread %d", past.who & THREAD_NUMBER);
+    launch->fault.other_code_offset = past.code_offset;
     fail(kind, argument, "this %s of %s and a %s by %s%s are not ordered by a barrier", kind_names[mine], place, theirs, who, block);
 }
 
@@ -79,10 +80,13 @@ struct SharedPlace {
 static void check_shared_byte(uint64_t number, AccessKind kind, Actor now) {
     SharedCell& cell = launch->worker->cells[number];
     const bool written = cell.write.epoch >= first_epoch, read = cell.read.epoch >= first_epoch;
-    if (!written && kind != WRITE) fail("uninitialised shared read", -1, "%s has not been written", SharedPlace(number).text);
-    if (written && (cell.write.who & COPY_PENDING))
+    if (!written && kind != WRITE) fail("uninitialised shared read", -1, "%s has not been written, or a barrier is missing after the write",
+                                   SharedPlace(number).text);
+    if (written && (cell.write.who & COPY_PENDING)) {
+        launch->fault.other_code_offset = cell.write.code_offset;
         fail("asynchronous copy", -1, "%s of %s, where a cp.async by thread %d has not been waited for", kind_names[kind],
              SharedPlace(number).text, cell.write.who & THREAD_NUMBER);
+    }
     if (written && !(kind == ATOMIC && (cell.write.who & BY_ATOMIC)) && !ordered(cell.write, now))
         fail_race("shared-memory race", -1, SharedPlace(number).text, kind, cell.write, "write", "");
     if (kind == READ) return remember(cell.read, now, 0);

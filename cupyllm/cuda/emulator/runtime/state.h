@@ -15,10 +15,11 @@ struct Traffic {
     uint64_t bytes, warp_accesses, sectors, bytes_used;
 };
 
-// When and by whom a byte was last accessed; see races.h.
+// When, by whom and where in the code a byte was last accessed; see races.h.
 struct Access {
     uint32_t epoch;
     uint16_t clock, who;
+    uint32_t code_offset;
 };
 struct SharedCell {
     Access write, read;
@@ -40,7 +41,10 @@ struct Fault {
     char kind[40];
     int32_t argument;  // -1: none
     uint32_t block[3], thread[3];
-    uint64_t block_number, code_offset;  // code_offset: of the instruction in the library, 0 if unknown
+    uint64_t block_number;
+    uint64_t code_offset;        // of the instruction in the library, 0 if unknown
+    uint64_t other_code_offset;  // races: of the other access
+    uint64_t caller_code_offset; // signals: of the last call of the runtime, in case the signal came from inside it
     char text[1400];
 };
 
@@ -82,6 +86,7 @@ struct Thread : emu_thread {
     emu_warp_op op;       // what it waits for, for messages
     uint32_t mask;
     emu_site site;
+    void* pc;             // where it waits
 };
 
 struct Warp {

@@ -8,12 +8,13 @@
 // Counted as on hardware since Volta: a global access of a warp moves every 32-byte sector that any of its lanes touches,
 // once. A shared access is served in passes over 128 bytes (32 lanes of 4 bytes, 16 of 8, 8 of 16); in a pass each of the
 // 32 banks delivers one 4-byte word, to all lanes that want it; every further word of the same bank is one more
-// wavefront, a conflict. Caches and the grouping of several instructions by the compiler are not modelled.
+// wavefront, a conflict. Sectors count from the start of the array, since GPU allocations are aligned to 256 bytes; for a
+// view that starts inside of an allocation that may be off. Caches and the grouping of several instructions by the compiler are not modelled.
 #pragma once
 
 struct WarpAccess {
     uint32_t lanes;
-    uint64_t address[WARP];
+    uint64_t address[WARP];  // global memory: from the start of the array
 };
 
 // All executions of one load or store instruction, on one argument, since the warp's lanes last met.

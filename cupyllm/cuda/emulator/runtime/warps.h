@@ -141,6 +141,7 @@ static uint64_t warp_collective(emu_warp_op op, uint32_t mask, uint64_t value, i
     if ((w.waiting & mask) != mask) {
         fail_if_gone(w, self.warp, mask);
         self.state = AT_COLLECTIVE;
+        self.pc = kernel_pc;
         run_next();
         return w.result[me];
     }
