@@ -13,7 +13,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
 from cupyllm.api import chat, completions, health, models
-from cupyllm.api.errors import error_response
+from cupyllm.api.errors import routing_error
 from cupyllm.api.middleware import AccessCheck, Errors, RequestIds
 from cupyllm.api.state import ServerState
 from cupyllm.api.worker import EngineWorker
@@ -28,7 +28,7 @@ def make_app(loaded: LoadedModel, config: ServerConfig) -> Starlette:
     app = Starlette(
         routes=[*chat.routes(), *completions.routes(), *models.routes(), *health.routes()],
         middleware=_middleware(config),
-        exception_handlers={HTTPException: error_response},
+        exception_handlers={HTTPException: routing_error},
         lifespan=_engine_thread,
     )
     app.router.redirect_slashes = False  # a wrong path is a 404, not a redirect that drops the body

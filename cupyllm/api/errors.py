@@ -67,9 +67,10 @@ def error_object(error: Exception, request_id: str) -> tuple[int, dict[str, Any]
     return 500, _body(f"internal error; request id {request_id}", "server_error", None, "internal_error"), None
 
 
-async def error_response(request: Request, error: Exception) -> Response:
-    """The answer to a request that failed before anything of its answer was sent."""
+async def routing_error(request: Request, error: Exception) -> Response:
+    """The answer to what Starlette raises: no such route, or not with this method."""
     status, body, headers = error_object(error, request.state.request_id)
+    body["error"]["message"] += f": {request.method} {request.scope['path'][:200]}"
     return json_response(body, status=status, headers=headers)
 
 

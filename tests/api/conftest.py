@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from tests.api.live_server import LiveServer, run_server, write_model_folder
 
 

@@ -15,14 +15,14 @@ from typing import Any
 import httpx
 import openai
 import uvicorn
-from tests.qwen_tokenizer import QWEN3_TEMPLATE, QWEN3_TOKENS, tokenizer_json, write_tokenizer_folder
-from tests.tiny_checkpoint import write_tiny_checkpoint
 
 from cupyllm.api.app import make_app
 from cupyllm.api.serve import bind_socket, uvicorn_options
 from cupyllm.api.worker import EngineWorker
 from cupyllm.config import ServerConfig
 from cupyllm.startup import LoadedModel, load_engine
+from tests.qwen_tokenizer import QWEN3_TEMPLATE, QWEN3_TOKENS, tokenizer_json, write_tokenizer_folder
+from tests.tiny_checkpoint import write_tiny_checkpoint
 
 MODEL_NAME = "tiny"
 MAX_MODEL_LEN = 512
@@ -35,19 +35,21 @@ class LiveServer:
     loaded: LoadedModel
     worker: EngineWorker
     routes: tuple[tuple[str, str], ...]  # (method, path) of every registered route
+    http: httpx.Client
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def openai(self, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(**({"api_key": "none", "base_url": f"{self.url}/v1", "max_retries": 0} | options))
+        settings = {"api_key": "none", "base_url": f"{self.url}/v1", "max_retries": 0, "http_client": self.http}
+        return openai.OpenAI(**(settings | options))
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body, timeout=30, **options)
+        return self.http.post(f"{self.url}{path}", json=body, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", timeout=30, **options)
+        return self.http.get(f"{self.url}{path}", **options)
 
 
 def write_model_folder(folder: Path) -> Path:
@@ -67,6 +69,7 @@ def run_server(
 ) -> Iterator[LiveServer]:
     """A server with small limits; `prepare` may change the loaded model first, to inject faults."""
     defaults = {"served_model_name": MODEL_NAME, "max_model_len": MAX_MODEL_LEN, "kv_cache_gib": 0.02, "port": 0}
+    defaults["api_key_env"] = "NOT_SET_IN_TESTS"  # whoever runs the tests may have set the usual one
     config = ServerConfig(model=str(folder), **(defaults | settings))
     loaded = load_engine(config, show_progress=False)
     prepare(loaded)
@@ -78,7 +81,8 @@ def run_server(
     try:
         wait_until(lambda: server.started, "the server listens")
         routes = tuple((method, route.path) for route in app.routes for method in sorted(route.methods))
-        yield LiveServer(listener.getsockname()[1], loaded, app.state.server.worker, routes)
+        with httpx.Client(timeout=30) as http:
+            yield LiveServer(listener.getsockname()[1], loaded, app.state.server.worker, routes, http)
     finally:
         server.should_exit = True
         thread.join(20)

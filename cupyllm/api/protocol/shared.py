@@ -25,7 +25,7 @@ from cupyllm.sampling import MAX_STOP_STRINGS, SamplingParams
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # typing caches Annotated by equality, and (0,) equals (False,)
 class NotYet:
     """Marks a field that is not supported yet. Values in `neutral` ask for nothing and are accepted."""
 

@@ -1,0 +1,290 @@
+"""What happens when steps fail or hang, the thread dies, the queue is full, or the client leaves."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.api.faults import FaultyOps, Turnstile
+from tests.api.live_server import MESSAGES, MODEL_NAME, LiveServer, frames, raw_connection, run_server, wait_until
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+LONG = {"prompt": "the", "temperature": 0, "max_tokens": 400, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def faulty(model_folder: Any) -> Iterator[tuple[LiveServer, FaultyOps]]:
+    ops: list[FaultyOps] = []
+    with run_server(
+        model_folder, prepare=lambda loaded: ops.append(FaultyOps(loaded)), max_waiting=3, max_decode_batch_size=2
+    ) as live:
+        yield live, ops[0]
+
+
+def raise_at(step: int, error: BaseException) -> Any:
+    def before_step(number: int) -> None:
+        if number == step:
+            raise error
+
+    return before_step
+
+
+def is_idle(server: LiveServer) -> bool:
+    stats = server.worker.stats
+    return (stats.num_running, stats.num_waiting, stats.num_live_pages, server.worker.num_live) == (0, 0, 0, 0)
+
+
+def answer(server: LiveServer) -> str:
+    response = server.post(TEXT, {"prompt": "the weather", "temperature": 0, "max_tokens": 8})
+    assert response.status_code == 200, response.text
+    return response.json()["choices"][0]["text"]
+
+
+def test_05_a_failed_step_ends_streams_with_an_error_frame_and_no_done(faulty, caplog) -> None:
+    server, ops = faulty
+    expected = answer(server)
+    ops.before_step = raise_at(ops.num_steps + 6, RuntimeError("secret detail of step"))
+    events = frames(server.post(TEXT, LONG | {"stream": True}, headers={"x-request-id": "fault-1"}))
+    assert events[-1]["error"]["type"] == "server_error"
+    assert "fault-1" in events[-1]["error"]["message"]
+    assert "secret" not in str(events)
+    assert all(event["choices"][0]["finish_reason"] is None for event in events[:-1])
+    assert "secret detail of step" in caplog.text
+    assert answer(server) == expected
+    assert server.get("/health").status_code == 200
+    assert is_idle(server)
+
+
+def test_05_the_official_client_raises_on_an_error_frame(faulty) -> None:
+    server, ops = faulty
+    ops.before_step = raise_at(ops.num_steps + 3, MemoryError())
+    stream = server.openai().chat.completions.create(
+        model=MODEL_NAME, messages=MESSAGES, max_tokens=100, stream=True, extra_body={"ignore_eos": True}
+    )
+    with pytest.raises(openai.APIError, match="internal error") as caught:
+        list(stream)
+    assert caught.value.code == "internal_error"
+
+
+def test_a_failed_step_is_500_for_all_plain_requests(faulty) -> None:
+    server, ops = faulty
+    before = server.worker.num_failed_steps
+    with Turnstile(ops) as turnstile, ThreadPoolExecutor(2) as pool:
+        futures = [pool.submit(server.post, TEXT, LONG) for _ in range(2)]
+        pass_until(turnstile, lambda: server.worker.stats.num_running == 2)
+        ops.before_step = raise_at(ops.num_steps + 1, RuntimeError("boom"))
+        turnstile.let_pass(1)
+        errors = [future.result() for future in futures]
+    for response in errors:
+        assert response.status_code == 500
+        assert response.json()["error"]["message"].startswith("internal error; request id req_")
+    assert server.worker.num_failed_steps == before + 1
+    assert answer(server)
+
+
+def test_a_row_without_finite_logits_ends_only_its_own_request(faulty, monkeypatch) -> None:
+    server, ops = faulty
+    expected = answer(server)
+    real = ops._ops.logits
+
+    def nan_for_one_row(*arguments: Any, **options: Any) -> Any:
+        logits = real(*arguments, **options)
+        if logits.shape[0] == 2:
+            logits[0] = float("nan")
+        return logits
+
+    with Turnstile(ops) as turnstile, ThreadPoolExecutor(2) as pool:
+        first = pool.submit(server.post, TEXT, LONG)
+        pass_until(turnstile, lambda: server.worker.stats.num_running == 1)
+        second = pool.submit(answer, server)
+        monkeypatch.setattr(ops._ops, "logits", nan_for_one_row)
+        pass_until(turnstile, lambda: first.done() and second.done())
+    assert first.result().status_code == 500
+    assert second.result() == expected
+    assert is_idle(server)
+
+
+def test_health_is_503_while_every_step_fails_and_recovers(faulty) -> None:
+    server, ops = faulty
+
+    def fail(number: int) -> None:
+        raise RuntimeError("broken device")
+
+    ops.before_step = fail
+    assert [server.post(TEXT, LONG).status_code for _ in range(3)] == [500] * 3
+    assert server.get("/health").status_code == server.get("/ready").status_code == 503
+    ops.before_step = lambda number: None
+    assert answer(server)
+    assert server.get("/health").status_code == server.get("/ready").status_code == 200
+
+
+def pass_until(turnstile: Turnstile, holds: Any) -> None:
+    """Let steps pass until `holds`."""
+
+    def look() -> bool:
+        turnstile.let_pass()
+        return holds()
+
+    wait_until(look, "the engine has come so far")
+
+
+def start_stream(server: LiveServer, turnstile: Turnstile, pool: ThreadPoolExecutor, body: Any) -> httpx.Response:
+    """Open a stream; returns when its headers are there, so the engine has taken the request."""
+    request = server.http.build_request("POST", server.url + TEXT, json=body | {"stream": True})
+    future: Future[httpx.Response] = pool.submit(server.http.send, request, stream=True)
+    pass_until(turnstile, future.done)
+    return future.result()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_full_queue_is_429_with_retry_after(faulty, stream: bool) -> None:
+    server, ops = faulty
+    with ThreadPoolExecutor(8) as pool:
+        with Turnstile(ops) as turnstile:
+            running = []
+            for _ in range(2):
+                running.append(start_stream(server, turnstile, pool, LONG))
+                pass_until(turnstile, lambda: server.worker.stats.num_waiting == 0)
+            waiting = [start_stream(server, turnstile, pool, LONG) for _ in range(3)]
+            assert server.worker.stats.num_waiting == 3
+            assert server.get("/ready").status_code == 503
+            assert server.get("/health").status_code == 200
+            refused = pool.submit(server.post, TEXT, LONG | {"stream": stream})
+            pass_until(turnstile, refused.done)
+            assert refused.result().status_code == 429
+            assert int(refused.result().headers["retry-after"]) >= 1
+            assert refused.result().json()["error"]["code"] == "rate_limit_exceeded"
+            assert server.worker.stats.num_running == 2
+            for response in running + waiting:
+                response.close()
+        wait_until(lambda: is_idle(server), "every closed request has left the engine")
+    assert answer(server)
+
+
+def test_59_the_official_client_tries_again_after_429(faulty) -> None:
+    server, ops = faulty
+    with ThreadPoolExecutor(8) as pool, Turnstile(ops) as turnstile:
+        running = []
+        for _ in range(2):
+            running.append(start_stream(server, turnstile, pool, LONG))
+            pass_until(turnstile, lambda: server.worker.stats.num_waiting == 0)
+        running += [start_stream(server, turnstile, pool, LONG) for _ in range(3)]
+        statuses: list[int] = []
+        hooked = httpx.Client(event_hooks={"response": [lambda response: statuses.append(response.status_code)]})
+        client = server.openai(max_retries=2, http_client=hooked)
+        create = client.completions.create
+        future = pool.submit(create, model=MODEL_NAME, prompt="the", max_tokens=2)
+        pass_until(turnstile, lambda: statuses == [429])
+        for response in running:
+            response.close()
+        pass_until(turnstile, future.done)
+        assert statuses == [429, 200]
+        assert future.result().choices
+        hooked.close()
+
+
+def test_many_prompts_are_taken_all_or_none(faulty) -> None:
+    server, ops = faulty
+    with ThreadPoolExecutor(8) as pool, Turnstile(ops) as turnstile:
+        opened = [start_stream(server, turnstile, pool, LONG) for _ in range(2)]
+        pass_until(turnstile, lambda: server.worker.stats.num_running == 2)
+        opened.append(start_stream(server, turnstile, pool, LONG | {"prompt": ["a", "b"]}))
+        refused = pool.submit(server.post, TEXT, LONG | {"prompt": ["a", "b"]})
+        pass_until(turnstile, refused.done)
+        assert refused.result().status_code == 429
+        assert server.worker.stats.num_waiting == 2
+        for response in opened:
+            response.close()
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("stream", [False, True])
+def test_when_the_client_leaves_its_pages_are_free_within_two_steps(faulty, path: str, stream: bool) -> None:
+    server, ops = faulty
+    body = {"max_tokens": 400, "ignore_eos": True, "stream": stream}
+    body |= {"messages": MESSAGES} if path == CHAT else {"prompt": "the"}
+    with Turnstile(ops) as turnstile:
+        request = httpx.Request("POST", server.url + path, json=body, headers={"host": "localhost"})
+        with raw_connection(server) as connection:
+            head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+            connection.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + request.content)
+            pass_until(turnstile, lambda: server.worker.stats.num_running == 1)
+            if stream:
+                assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        wait_until(lambda: server.worker.num_live == 0, "the server has seen the client leave")
+        steps = ops.num_steps
+    wait_until(lambda: is_idle(server), "the pages are free")
+    assert ops.num_steps - steps <= 2, "it would run 400 steps if nobody told the engine"
+
+
+def test_a_client_that_leaves_while_it_waits_is_forgotten(faulty) -> None:
+    server, ops = faulty
+    with ThreadPoolExecutor(8) as pool, Turnstile(ops) as turnstile:
+        first = start_stream(server, turnstile, pool, LONG)
+        second = start_stream(server, turnstile, pool, LONG | {"prompt": ["a", "b", "c"]})
+        second.close()
+        wait_until(lambda: server.worker.num_live == 1, "the server has seen the client leave")
+        pass_until(turnstile, lambda: server.worker.stats.num_running == 1 and server.worker.stats.num_waiting == 0)
+        first.close()
+
+
+def test_many_leave_at_random_points_and_nothing_stays(faulty) -> None:
+    server, _ = faulty
+    expected = answer(server)
+
+    def leave(number: int) -> None:
+        body = LONG | {"stream": number % 2 == 0}
+        try:
+            with server.http.stream("POST", server.url + TEXT, json=body, timeout=0.02 + number % 7 / 100) as response:
+                for received, _ in enumerate(response.iter_raw()):
+                    if received == number % 5:
+                        return
+        except httpx.TimeoutException:
+            return
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(leave, range(60)))
+    wait_until(lambda: is_idle(server), "every request has left the engine")
+    assert answer(server) == expected
+
+
+def test_a_hung_step_turns_health_to_503_refuses_requests_and_recovers(model_folder: Any) -> None:
+    ops: list[FaultyOps] = []
+    with (
+        run_server(model_folder, prepare=lambda loaded: ops.append(FaultyOps(loaded)), watchdog_seconds=0.3) as server,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        expected = answer(server)
+        release = threading.Event()
+        ops[0].before_step = lambda number: release.wait(60) and None
+        try:
+            plain = pool.submit(server.post, TEXT, LONG)
+            wait_until(lambda: server.get("/health").status_code == 503, "/health tells of the hung step")
+            assert server.get("/ready").status_code == 503
+            refused = server.post(TEXT, LONG)
+            assert refused.status_code == 503
+            assert refused.headers["retry-after"]
+            assert plain.result(20).status_code == 500
+        finally:
+            release.set()
+        wait_until(lambda: server.get("/health").status_code == 200, "/health recovers")
+        assert answer(server) == expected
+        wait_until(lambda: is_idle(server), "the abandoned request has left the engine")
+
+
+def test_a_dead_engine_thread_turns_health_to_503(model_folder: Any, caplog) -> None:
+    ops: list[FaultyOps] = []
+    with run_server(model_folder, prepare=lambda loaded: ops.append(FaultyOps(loaded))) as server:
+        ops[0].before_step = raise_at(ops[0].num_steps + 3, SystemExit("killed"))
+        events = frames(server.post(TEXT, LONG | {"stream": True}))
+        assert events[-1]["error"]["type"] == "server_error"
+        wait_until(lambda: server.get("/health").status_code == 503, "/health tells of the death")
+        assert "the engine thread has ended" in server.get("/health").json()["error"]["message"]
+        assert server.post(TEXT, LONG).status_code == 503
+        assert "the engine thread died" in caplog.text
