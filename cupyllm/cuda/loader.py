@@ -75,10 +75,14 @@ class Backend(Protocol):
 
 
 class KernelLoader:
-    """Compiles kernels when they are first needed and keeps them. Threads may share one."""
+    """Compiles kernels when they are first needed and keeps them. Threads may share one.
 
-    def __init__(self, backend: Backend) -> None:
+    `source` gives the whole text of a kernel by its name; by default that is `source_of`, of the kernels here.
+    """
+
+    def __init__(self, backend: Backend, source: Callable[[str], str] | None = None) -> None:
         self._backend = backend
+        self._source = source or source_of
         self._kernels: dict[tuple[str, tuple[tuple[str, int], ...]], Kernel] = {}
         self._lock = threading.Lock()
         self.facts = backend.facts
@@ -93,7 +97,7 @@ class KernelLoader:
         key = (name, tuple(sorted(constants.items())))
         with self._lock:
             if key not in self._kernels:
-                self._kernels[key] = self._backend.compile(name, source_of(name), define_options(constants))
+                self._kernels[key] = self._backend.compile(name, self._source(name), define_options(constants))
             return self._kernels[key]
 
     def launch(self, name: str, geometry: Geometry, args: Sequence[Any]) -> None:
@@ -114,28 +118,31 @@ def emulated_loader(
     arch: int = 80,
     global_races: bool = False,
     on_launch: Callable[[LaunchReport], None] | None = None,
+    source: Callable[[str], str] | None = None,
 ) -> KernelLoader:
     """A loader that runs kernels on the CPU: `mode` "check" watches every access, "fast" runs whole models.
 
     `arch` picks the forms that common.cuh gives a GPU generation: 70, 75 or 80. `global_races` also watches for races
     between blocks (mode "check", small arrays). `on_launch` gets every launch's report of bytes, sectors and conflicts.
-    Raises DeviceError without g++.
+    `source` is that of KernelLoader. Raises DeviceError without g++.
     """
-    return KernelLoader(EmulatedBackend(mode, arch, global_races, on_launch))
+    return KernelLoader(EmulatedBackend(mode, arch, global_races, on_launch), source)
 
 
-def cuda_loader() -> KernelLoader:
-    """A loader for the current GPU. Raises DeviceError when CuPy or a GPU is missing."""
-    return KernelLoader(CupyBackend())
+def cuda_loader(source: Callable[[str], str] | None = None) -> KernelLoader:
+    """A loader for the current GPU; `source` as in KernelLoader. Raises DeviceError when CuPy or a GPU is missing."""
+    return KernelLoader(CupyBackend(), source)
 
 
 def source_of(name: str) -> str:
-    """The whole text of a kernel: common.cuh, then its own file, each announced to the compiler by name."""
-    folder = resources.files("cupyllm.cuda")
-    parts = []
-    for file in (HEADER, f"{name}.cu"):
-        parts.append(f'#line 1 "cupyllm/cuda/{file}"\n{(folder / file).read_text(encoding="utf-8")}')
-    return "\n".join(parts)
+    """The whole text of a kernel here: common.cuh, then its own file, each announced to the compiler by name."""
+    return with_header(f"cupyllm/cuda/{name}.cu", (resources.files("cupyllm.cuda") / f"{name}.cu").read_text("utf-8"))
+
+
+def with_header(file: str, text: str) -> str:
+    """A kernel's text with common.cuh in front of it; messages will call it `file`."""
+    header = (resources.files("cupyllm.cuda") / HEADER).read_text("utf-8")
+    return f'#line 1 "cupyllm/cuda/{HEADER}"\n{header}\n#line 1 "{file}"\n{text}'
 
 
 def define_options(constants: Mapping[str, int]) -> tuple[str, ...]:

@@ -74,8 +74,13 @@ class Nvrtc:
             raise DeviceError(f"the NVRTC wheel holds no libnvrtc.so; {_INSTALL}")
         return ctypes.CDLL(str(files[-1]))
 
-    def compile(self, name: str, constants: Mapping[str, int], arch: int) -> CompiledKernel:
-        """One kernel with its constants for one architecture. Raises DeviceError with file, line and message."""
+    def compile(
+        self, name: str, constants: Mapping[str, int], arch: int, *, source: str | None = None
+    ) -> CompiledKernel:
+        """One kernel with its constants for one architecture. Raises DeviceError with file, line and message.
+
+        `source` is the whole text of a kernel that does not live here.
+        """
         options = (
             f"-arch=sm_{arch}",
             "-std=c++17",
@@ -84,7 +89,7 @@ class Nvrtc:
             "--ptxas-options=-v",
             *define_options(constants),
         )
-        cubin, log = self._compile_text(name, source_of(name), options)
+        cubin, log = self._compile_text(name, source or source_of(name), options)
         return CompiledKernel(
             name=name,
             arch=arch,
