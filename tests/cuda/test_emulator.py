@@ -60,7 +60,11 @@ def line_of(stem: str, fault: int) -> int:
 
 FAULTS = [
     *[("bounds", fault, "out of bounds", name) for fault, name in [(1, "x"), (2, "y"), (3, "y"), (4, None), (5, None)]],
-    *[("bounds", 6, "shared memory over-use", None), ("bounds", 7, "out of bounds", "y")],
+    *[
+        ("bounds", 6, "shared memory over-use", None),
+        ("bounds", 7, "out of bounds", "y"),
+        ("bounds", 8, "out of bounds", None),
+    ],
     *[("alignment", 1, "misaligned", "x"), ("alignment", 2, "misaligned", "y"), ("alignment", 3, "misaligned", None)],
     ("constness", 1, "write to const", "x"),
     *[("races", fault, "shared-memory race", None) for fault in range(1, 9)],
@@ -456,6 +460,7 @@ def test_wrong_arguments_are_refused_by_name(args: tuple[object, ...], words: st
     ("grid", "block", "shared_mem", "words"),
     [
         ((0,), (32,), 0, "grid (0, 1, 1)"),
+        ((1, 1, 1, 1), (32,), 0, "one to three sizes"),
         ((1, 65536), (32,), 0, "grid (1, 65536, 1)"),
         ((1,), (1, 1, 65), 0, "block (1, 1, 65)"),
         ((1,), (64, 32), 0, "block (64, 32, 1)"),

@@ -13,9 +13,11 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -74,16 +76,20 @@ def cache_folder() -> Path:
 @functools.cache
 def compiler() -> tuple[str, str]:
     """Path of g++ and its version; raises `DeviceError` if there is none or it is too old."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"):
+        message = (
+            f"the CUDA emulator runs on Linux on x86-64 and aarch64, not on {sys.platform} on {platform.machine()}"
+        )
+        raise DeviceError(message)
     path = shutil.which("g++")
     install = "install g++ 12 or later (Debian, Ubuntu: apt-get install g++)"
     if path is None:
         raise DeviceError(f"the CUDA emulator compiles kernels with g++, which was not found; {install}")
-    answer = subprocess.run(
-        [path, "-dumpfullversion", "-dumpmachine"], capture_output=True, text=True, check=True
-    ).stdout
-    version = " ".join(answer.split())
-    if int(version.split(".")[0]) < 12:
-        raise DeviceError(f"the CUDA emulator cannot use {path}, version {version}; {install}")
+    answer = subprocess.run([path, "-dumpfullversion", "-dumpmachine"], capture_output=True, text=True)
+    version = " ".join(answer.stdout.split())
+    major = re.match(r"\d+", version)
+    if major is None or int(major[0]) < 12:
+        raise DeviceError(f"the CUDA emulator cannot use {path}, version {version or 'unknown'!r}; {install}")
     return path, version
 
 

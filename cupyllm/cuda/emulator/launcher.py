@@ -102,6 +102,8 @@ class EmulatedKernel:
         `args` are NumPy arrays (C-contiguous), NumPy scalars of the parameter's size, or None for a null pointer.
         Raises `LaunchError` if the launch is refused, `KernelFault` if the kernel does something wrong.
         """
+        if not (1 <= len(grid) <= 3 and 1 <= len(block) <= 3):
+            raise LaunchError(f"{self.name}: grid {tuple(grid)} and block {tuple(block)} need one to three sizes")
         grid, block = (*grid, 1, 1)[:3], (*block, 1, 1)[:3]
         self._check_geometry(grid, block, shared_mem)
         blocks = grid[0] * grid[1] * grid[2]

@@ -6,16 +6,16 @@
 #pragma once
 
 // The C library already declares some of these names, hence macros.
-#define __expf(x) expf(x)
-#define __exp10f(x) exp10f(x)
-#define __logf(x) logf(x)
-#define __log2f(x) log2f(x)
-#define __log10f(x) log10f(x)
-#define __powf(x, y) powf(x, y)
-#define __sinf(x) sinf(x)
-#define __cosf(x) cosf(x)
-#define __tanf(x) tanf(x)
-#define __sincosf(x, s, c) sincosf(x, s, c)
+#define __expf(x)                   expf(x)
+#define __exp10f(x)                 exp10f(x)
+#define __logf(x)                   logf(x)
+#define __log2f(x)                  log2f(x)
+#define __log10f(x)                 log10f(x)
+#define __powf(x, y)                powf(x, y)
+#define __sinf(x)                   sinf(x)
+#define __cosf(x)                   cosf(x)
+#define __tanf(x)                   tanf(x)
+#define __sincosf(x, s, c)          sincosf(x, s, c)
 #define __builtin_assume(condition) ((void)0)
 
 EMU_INLINE float rsqrtf(float x) { return 1.0f / sqrtf(x); }
@@ -39,8 +39,10 @@ EMU_INLINE float __fsub_rn(float x, float y) { return emu_rounded(x - y); }
 EMU_INLINE float __fmul_rn(float x, float y) { return emu_rounded(x * y); }
 
 // Float to integer: out-of-range values saturate and NaN gives 0, as the GPU's conversion instructions do.
-template <class Integer> EMU_INLINE Integer emu_to_integer(double x) {
-    const double lowest = (double)std::numeric_limits<Integer>::min(), highest = (double)std::numeric_limits<Integer>::max();
+template <class Integer>
+EMU_INLINE Integer emu_to_integer(double x) {
+    const double lowest = (double)std::numeric_limits<Integer>::min(),
+                 highest = (double)std::numeric_limits<Integer>::max();
     if (x != x) return 0;
     if (x <= lowest) return std::numeric_limits<Integer>::min();
     if (x >= highest) return std::numeric_limits<Integer>::max();
@@ -106,8 +108,8 @@ EMU_INLINE unsigned __dp4a(unsigned x, unsigned y, unsigned sum) {
     return sum;
 }
 
-#define EMU_MIN_MAX(T)                                      \
-    EMU_INLINE T min(T a, T b) { return b < a ? b : a; }    \
+#define EMU_MIN_MAX(T)                                   \
+    EMU_INLINE T min(T a, T b) { return b < a ? b : a; } \
     EMU_INLINE T max(T a, T b) { return a < b ? b : a; }
 EMU_MIN_MAX(int)
 EMU_MIN_MAX(unsigned)

@@ -37,8 +37,8 @@
 #define __host__
 #define __constant__ static
 #define __managed__
-#define __forceinline__ inline __attribute__((always_inline))
-#define __noinline__ __attribute__((noinline))
+#define __forceinline__         inline __attribute__((always_inline))
+#define __noinline__            __attribute__((noinline))
 #define __launch_bounds__(...)  // enforced by the launcher, see EMU_EXPORT_KERNEL
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))

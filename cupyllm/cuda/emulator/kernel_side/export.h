@@ -14,7 +14,8 @@ struct emu_parameter {
 
 #define EMU_NOT_CHECKED __attribute__((no_sanitize("thread", "undefined")))
 
-template <class T> emu_parameter emu_describe() {
+template <class T>
+emu_parameter emu_describe() {
     using Target = std::remove_pointer_t<T>;
     emu_parameter p = {'s', (int32_t)sizeof(T), 0, 0, 0};
     if constexpr (std::is_pointer_v<T>) {
@@ -30,7 +31,8 @@ template <class T> emu_parameter emu_describe() {
     return p;
 }
 
-template <class... P> EMU_NOT_CHECKED int emu_signature(void (*)(P...), emu_parameter* out) {
+template <class... P>
+EMU_NOT_CHECKED int emu_signature(void (*)(P...), emu_parameter* out) {
     int n = 0;
     ((out[n++] = emu_describe<P>()), ...);
     return n;
@@ -40,11 +42,12 @@ template <class... P, size_t... I>
 EMU_NOT_CHECKED void emu_call_unpacked(void (*kernel)(P...), void** values, std::index_sequence<I...>) {
     kernel(*(std::remove_cv_t<P>*)values[I]...);
 }
-template <class... P> EMU_NOT_CHECKED void emu_call(void (*kernel)(P...), void** values) {
+template <class... P>
+EMU_NOT_CHECKED void emu_call(void (*kernel)(P...), void** values) {
     emu_call_unpacked(kernel, values, std::index_sequence_for<P...>());
 }
 
-#define EMU_EXPORT_KERNEL(KERNEL, BOUNDS)                                                                              \
-    EMU_PUBLIC EMU_NOT_CHECKED void emu_call__##KERNEL(void** values) { emu_call(KERNEL, values); }                    \
-    EMU_PUBLIC EMU_NOT_CHECKED int emu_signature__##KERNEL(emu_parameter* out) { return emu_signature(KERNEL, out); }  \
+#define EMU_EXPORT_KERNEL(KERNEL, BOUNDS)                                                                             \
+    EMU_PUBLIC EMU_NOT_CHECKED void emu_call__##KERNEL(void** values) { emu_call(KERNEL, values); }                   \
+    EMU_PUBLIC EMU_NOT_CHECKED int emu_signature__##KERNEL(emu_parameter* out) { return emu_signature(KERNEL, out); } \
     EMU_PUBLIC EMU_NOT_CHECKED int emu_bounds__##KERNEL() { return (BOUNDS); }

@@ -5,15 +5,21 @@
 // log and the like; kernels compute those in fp32.
 #pragma once
 
+#ifdef __aarch64__
+typedef __fp16 emu_float16;  // g++ has _Float16 in C++ on aarch64 only since version 13
+#else
+typedef _Float16 emu_float16;
+#endif
+
 struct __align__(2) __half {
     unsigned short __x;  // CUDA's own name for the bits
 
     __half() = default;
-    __half(float f) : __x(emu_bits<unsigned short>((_Float16)f)) {}
-    __half(double f) : __x(emu_bits<unsigned short>((_Float16)f)) {}
+    __half(float f) : __x(emu_bits<unsigned short>((emu_float16)f)) {}
+    __half(double f) : __x(emu_bits<unsigned short>((emu_float16)f)) {}
     __half(int i) : __half((float)i) {}
     __half(unsigned i) : __half((float)i) {}
-    operator float() const { return (float)emu_bits<_Float16>(__x); }
+    operator float() const { return (float)emu_bits<emu_float16>(__x); }
 };
 
 struct __align__(2) __nv_bfloat16 {
@@ -49,44 +55,44 @@ typedef __nv_bfloat16 nv_bfloat16;
 typedef __nv_bfloat162 nv_bfloat162;
 
 // Everything whose name does not depend on the type: operators and the __h... intrinsics.
-#define EMU_HALF_ARITHMETIC(H, H2)                                                                          \
-    EMU_INLINE H operator+(H a, H b) { return H(float(a) + float(b)); }                                     \
-    EMU_INLINE H operator-(H a, H b) { return H(float(a) - float(b)); }                                     \
-    EMU_INLINE H operator*(H a, H b) { return H(float(a) * float(b)); }                                     \
-    EMU_INLINE H operator/(H a, H b) { return H(float(a) / float(b)); }                                     \
-    EMU_INLINE H operator-(H a) { return H(-float(a)); }                                                    \
-    EMU_INLINE H& operator+=(H& a, H b) { return a = a + b; }                                               \
-    EMU_INLINE H& operator-=(H& a, H b) { return a = a - b; }                                               \
-    EMU_INLINE H& operator*=(H& a, H b) { return a = a * b; }                                               \
-    EMU_INLINE bool operator==(H a, H b) { return float(a) == float(b); }                                   \
-    EMU_INLINE bool operator!=(H a, H b) { return float(a) != float(b); }                                   \
-    EMU_INLINE bool operator<(H a, H b) { return float(a) < float(b); }                                     \
-    EMU_INLINE bool operator>(H a, H b) { return float(a) > float(b); }                                     \
-    EMU_INLINE bool operator<=(H a, H b) { return float(a) <= float(b); }                                   \
-    EMU_INLINE bool operator>=(H a, H b) { return float(a) >= float(b); }                                   \
-    EMU_INLINE H __hadd(H a, H b) { return a + b; }                                                         \
-    EMU_INLINE H __hsub(H a, H b) { return a - b; }                                                         \
-    EMU_INLINE H __hmul(H a, H b) { return a * b; }                                                         \
-    EMU_INLINE H __hdiv(H a, H b) { return a / b; }                                                         \
-    EMU_INLINE H __hfma(H a, H b, H c) { return H((float)((double)float(a) * float(b) + float(c))); }       \
-    EMU_INLINE H __hneg(H a) { return -a; }                                                                 \
-    EMU_INLINE H __habs(H a) { return H(fabsf(a)); }                                                        \
-    EMU_INLINE H __hmax(H a, H b) { return H(fmaxf(a, b)); }                                                \
-    EMU_INLINE H __hmin(H a, H b) { return H(fminf(a, b)); }                                                \
-    EMU_INLINE bool __heq(H a, H b) { return a == b; }                                                      \
-    EMU_INLINE bool __hlt(H a, H b) { return a < b; }                                                       \
-    EMU_INLINE bool __hgt(H a, H b) { return a > b; }                                                       \
-    EMU_INLINE bool __hisnan(H a) { return float(a) != float(a); }                                          \
-    EMU_INLINE H2 operator+(H2 a, H2 b) { return H2(a.x + b.x, a.y + b.y); }                                \
-    EMU_INLINE H2 operator-(H2 a, H2 b) { return H2(a.x - b.x, a.y - b.y); }                                \
-    EMU_INLINE H2 operator*(H2 a, H2 b) { return H2(a.x * b.x, a.y * b.y); }                                \
-    EMU_INLINE H2 __hadd2(H2 a, H2 b) { return a + b; }                                                     \
-    EMU_INLINE H2 __hsub2(H2 a, H2 b) { return a - b; }                                                     \
-    EMU_INLINE H2 __hmul2(H2 a, H2 b) { return a * b; }                                                     \
-    EMU_INLINE H2 __hfma2(H2 a, H2 b, H2 c) { return H2(__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)); }    \
-    EMU_INLINE H2 __hmax2(H2 a, H2 b) { return H2(__hmax(a.x, b.x), __hmax(a.y, b.y)); }                    \
-    EMU_INLINE H2 __hmin2(H2 a, H2 b) { return H2(__hmin(a.x, b.x), __hmin(a.y, b.y)); }                    \
-    EMU_INLINE float __low2float(H2 v) { return v.x; }                                                      \
+#define EMU_HALF_ARITHMETIC(H, H2)                                                                       \
+    EMU_INLINE H operator+(H a, H b) { return H(float(a) + float(b)); }                                  \
+    EMU_INLINE H operator-(H a, H b) { return H(float(a) - float(b)); }                                  \
+    EMU_INLINE H operator*(H a, H b) { return H(float(a) * float(b)); }                                  \
+    EMU_INLINE H operator/(H a, H b) { return H(float(a) / float(b)); }                                  \
+    EMU_INLINE H operator-(H a) { return H(-float(a)); }                                                 \
+    EMU_INLINE H& operator+=(H& a, H b) { return a = a + b; }                                            \
+    EMU_INLINE H& operator-=(H& a, H b) { return a = a - b; }                                            \
+    EMU_INLINE H& operator*=(H& a, H b) { return a = a * b; }                                            \
+    EMU_INLINE bool operator==(H a, H b) { return float(a) == float(b); }                                \
+    EMU_INLINE bool operator!=(H a, H b) { return float(a) != float(b); }                                \
+    EMU_INLINE bool operator<(H a, H b) { return float(a) < float(b); }                                  \
+    EMU_INLINE bool operator>(H a, H b) { return float(a) > float(b); }                                  \
+    EMU_INLINE bool operator<=(H a, H b) { return float(a) <= float(b); }                                \
+    EMU_INLINE bool operator>=(H a, H b) { return float(a) >= float(b); }                                \
+    EMU_INLINE H __hadd(H a, H b) { return a + b; }                                                      \
+    EMU_INLINE H __hsub(H a, H b) { return a - b; }                                                      \
+    EMU_INLINE H __hmul(H a, H b) { return a * b; }                                                      \
+    EMU_INLINE H __hdiv(H a, H b) { return a / b; }                                                      \
+    EMU_INLINE H __hfma(H a, H b, H c) { return H((float)((double)float(a) * float(b) + float(c))); }    \
+    EMU_INLINE H __hneg(H a) { return -a; }                                                              \
+    EMU_INLINE H __habs(H a) { return H(fabsf(a)); }                                                     \
+    EMU_INLINE H __hmax(H a, H b) { return H(fmaxf(a, b)); }                                             \
+    EMU_INLINE H __hmin(H a, H b) { return H(fminf(a, b)); }                                             \
+    EMU_INLINE bool __heq(H a, H b) { return a == b; }                                                   \
+    EMU_INLINE bool __hlt(H a, H b) { return a < b; }                                                    \
+    EMU_INLINE bool __hgt(H a, H b) { return a > b; }                                                    \
+    EMU_INLINE bool __hisnan(H a) { return float(a) != float(a); }                                       \
+    EMU_INLINE H2 operator+(H2 a, H2 b) { return H2(a.x + b.x, a.y + b.y); }                             \
+    EMU_INLINE H2 operator-(H2 a, H2 b) { return H2(a.x - b.x, a.y - b.y); }                             \
+    EMU_INLINE H2 operator*(H2 a, H2 b) { return H2(a.x * b.x, a.y * b.y); }                             \
+    EMU_INLINE H2 __hadd2(H2 a, H2 b) { return a + b; }                                                  \
+    EMU_INLINE H2 __hsub2(H2 a, H2 b) { return a - b; }                                                  \
+    EMU_INLINE H2 __hmul2(H2 a, H2 b) { return a * b; }                                                  \
+    EMU_INLINE H2 __hfma2(H2 a, H2 b, H2 c) { return H2(__hfma(a.x, b.x, c.x), __hfma(a.y, b.y, c.y)); } \
+    EMU_INLINE H2 __hmax2(H2 a, H2 b) { return H2(__hmax(a.x, b.x), __hmax(a.y, b.y)); }                 \
+    EMU_INLINE H2 __hmin2(H2 a, H2 b) { return H2(__hmin(a.x, b.x), __hmin(a.y, b.y)); }                 \
+    EMU_INLINE float __low2float(H2 v) { return v.x; }                                                   \
     EMU_INLINE float __high2float(H2 v) { return v.y; }
 
 EMU_HALF_ARITHMETIC(__half, __half2)

@@ -6,8 +6,11 @@
 
 EMU_INTERNAL void* emu_dynamic_shared();  // `extern __shared__ T x[];` becomes `T* x = (T*)emu_dynamic_shared();`
 
-#define EMU_LOAD(NAME) \
-    template <class T> EMU_INLINE T NAME(const T* p) { return *p; }
+#define EMU_LOAD(NAME)              \
+    template <class T>              \
+    EMU_INLINE T NAME(const T* p) { \
+        return *p;                  \
+    }
 EMU_LOAD(__ldg)
 EMU_LOAD(__ldca)
 EMU_LOAD(__ldcg)
@@ -16,8 +19,11 @@ EMU_LOAD(__ldlu)
 EMU_LOAD(__ldcv)
 #undef EMU_LOAD
 
-#define EMU_STORE(NAME) \
-    template <class T> EMU_INLINE void NAME(T* p, T value) { *p = value; }
+#define EMU_STORE(NAME)                   \
+    template <class T>                    \
+    EMU_INLINE void NAME(T* p, T value) { \
+        *p = value;                       \
+    }
 EMU_STORE(__stwb)
 EMU_STORE(__stcg)
 EMU_STORE(__stcs)
@@ -41,28 +47,28 @@ __attribute__((noinline, no_sanitize("thread"))) T emu_exchange(T* p, Update upd
     Bits* cell = (Bits*)p;
     Bits old = __atomic_load_n(cell, __ATOMIC_SEQ_CST);
     while (!__atomic_compare_exchange_n(cell, &old, emu_bits<Bits>((T)update(emu_bits<T>(old))), true, __ATOMIC_SEQ_CST,
-                                        __ATOMIC_SEQ_CST)) {
-    }
+                                        __ATOMIC_SEQ_CST)) {}
     return emu_bits<T>(old);
 }
 // The atomic intrinsics: read the old value, store what `update` makes of it, return the old value.
-template <class T, class Update> EMU_INLINE T emu_atomic(T* p, Update update) {
+template <class T, class Update>
+EMU_INLINE T emu_atomic(T* p, Update update) {
     emu_before_atomic(p, sizeof(T));
     return emu_exchange(p, update);
 }
 
-#define EMU_ATOMIC(NAME, T, EXPRESSION)                                  \
-    EMU_INLINE T NAME(T* p, T value) {                                   \
-        return emu_atomic(p, [=](T old) -> T { return EXPRESSION; });    \
+#define EMU_ATOMIC(NAME, T, EXPRESSION)                               \
+    EMU_INLINE T NAME(T* p, T value) {                                \
+        return emu_atomic(p, [=](T old) -> T { return EXPRESSION; }); \
     }
-#define EMU_ATOMIC_INTEGER(T)                              \
-    EMU_ATOMIC(atomicMin, T, old < value ? old : value)    \
-    EMU_ATOMIC(atomicMax, T, old > value ? old : value)    \
-    EMU_ATOMIC(atomicAnd, T, old & value)                  \
-    EMU_ATOMIC(atomicOr, T, old | value)                   \
-    EMU_ATOMIC(atomicXor, T, old ^ value)                  \
-    EMU_ATOMIC(atomicExch, T, value)                       \
-    EMU_INLINE T atomicCAS(T* p, T expected, T value) {    \
+#define EMU_ATOMIC_INTEGER(T)                                                            \
+    EMU_ATOMIC(atomicMin, T, old < value ? old : value)                                  \
+    EMU_ATOMIC(atomicMax, T, old > value ? old : value)                                  \
+    EMU_ATOMIC(atomicAnd, T, old & value)                                                 \
+    EMU_ATOMIC(atomicOr, T, old | value)                                                 \
+    EMU_ATOMIC(atomicXor, T, old ^ value)                                                \
+    EMU_ATOMIC(atomicExch, T, value)                                                     \
+    EMU_INLINE T atomicCAS(T* p, T expected, T value) {                                  \
         return emu_atomic(p, [=](T old) -> T { return old == expected ? value : old; }); \
     }
 EMU_ATOMIC_INTEGER(int)

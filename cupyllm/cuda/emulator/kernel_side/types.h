@@ -4,14 +4,14 @@
 // a three-vector to one element. Check mode reports a vector access at a less aligned address.
 #pragma once
 
-#define EMU_VECTOR(T, NAME)                                                               \
-    struct NAME##1 { T x; };                                                              \
-    struct __align__(2 * sizeof(T)) NAME##2 { T x, y; };                                  \
-    struct NAME##3 { T x, y, z; };                                                        \
-    struct __align__(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) NAME##4 { T x, y, z, w; };  \
-    EMU_INLINE NAME##1 make_##NAME##1(T x) { return {x}; }                                \
-    EMU_INLINE NAME##2 make_##NAME##2(T x, T y) { return {x, y}; }                        \
-    EMU_INLINE NAME##3 make_##NAME##3(T x, T y, T z) { return {x, y, z}; }                \
+#define EMU_VECTOR(T, NAME)                                                              \
+    struct NAME##1 { T x; };                                                             \
+    struct __align__(2 * sizeof(T)) NAME##2 { T x, y; };                                 \
+    struct NAME##3 { T x, y, z; };                                                       \
+    struct __align__(4 * sizeof(T) > 16 ? 16 : 4 * sizeof(T)) NAME##4 { T x, y, z, w; }; \
+    EMU_INLINE NAME##1 make_##NAME##1(T x) { return {x}; }                               \
+    EMU_INLINE NAME##2 make_##NAME##2(T x, T y) { return {x, y}; }                       \
+    EMU_INLINE NAME##3 make_##NAME##3(T x, T y, T z) { return {x, y, z}; }               \
     EMU_INLINE NAME##4 make_##NAME##4(T x, T y, T z, T w) { return {x, y, z, w}; }
 
 EMU_VECTOR(float, float)
@@ -31,7 +31,8 @@ struct dim3 {
     dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
 
-template <class To, class From> EMU_INLINE To emu_bits(From value) {
+template <class To, class From>
+EMU_INLINE To emu_bits(From value) {
     static_assert(sizeof(To) == sizeof(From));
     To result;
     memcpy(&result, &value, sizeof(To));

@@ -29,7 +29,8 @@ void emu_cp_async(void* shared, const void* global, int size, int source_size) {
     EMU_CALLED_FROM_KERNEL;
     if ((uint64_t)shared % size || (uint64_t)global % size)
         fail("misaligned", -1, "cp.async of %d bytes needs addresses that are multiples of %d", size, size);
-    if (source_size < 0 || source_size > size) fail("out of bounds", -1, "cp.async of %d bytes with %d source bytes", size, source_size);
+    if (source_size < 0 || source_size > size)
+        fail("out of bounds", -1, "cp.async of %d bytes with %d source bytes", size, source_size);
     CopyQueue& q = copy_queues[current().number];
     if (q.count == MAX_COPIES) fail("emulator limit", -1, "more than %d cp.async in flight in one thread", MAX_COPIES);
     check_copy_issue(shared, global, size, source_size);

@@ -1,8 +1,8 @@
 // __syncthreads and its counting forms.
 //
 // The last living thread to arrive releases the others. Threads at two different __syncthreads at once are a fault in
-// both modes. A thread that has left the kernel before a later __syncthreads is a fault in check mode; a GPU counts it as
-// arrived, but CUDA does not promise that, and it usually is a missing condition.
+// both modes. A thread that has left the kernel before a later __syncthreads is a fault in check mode; a GPU counts it
+// as arrived, but CUDA does not promise that, and it usually is a missing condition.
 #pragma once
 
 static struct {
@@ -15,7 +15,8 @@ static struct {
 // A thread waits at the barrier, or is about to, and others have left.
 static void fail_left_before_barrier(emu_site site) {
     uint32_t left = thread_count - alive;
-    fail("divergent barrier", -1, "__syncthreads (%s:%u) is reached by only a part of the block: %u of %u threads have left the kernel",
+    fail("divergent barrier", -1,
+         "__syncthreads (%s:%u) is reached by only a part of the block: %u of %u threads have left the kernel",
          file_name(site), site.line(), left, thread_count);
 }
 
@@ -38,8 +39,9 @@ int emu_barrier(emu_barrier_kind kind, int predicate, emu_site site) {
     EMU_CALLED_FROM_KERNEL;
     Thread& self = current();
     if (barrier.arrived && (kind != barrier.kind || !same_site(site, barrier.first->site)))
-        fail("divergent barrier", -1, "this thread is at __syncthreads (%s:%u) while thread %u is at another one (%s:%u)",
-             file_name(site), site.line(), barrier.first->number, file_name(barrier.first->site), barrier.first->site.line());
+        fail("divergent barrier", -1,
+             "this thread is at __syncthreads (%s:%u) while thread %u is at another one (%s:%u)", file_name(site),
+             site.line(), barrier.first->number, file_name(barrier.first->site), barrier.first->site.line());
     if (CHECKING && alive != thread_count) fail_left_before_barrier(site);
     self.site = site;
     if (!barrier.arrived) {

@@ -7,8 +7,8 @@
 
 extern "C" void emu_swap(void** save, void* load);  // fibers.h
 
-static volatile bool running;      // a kernel thread is running
-static pthread_t running_thread;   // on this OS thread
+static volatile bool running;     // a kernel thread is running
+static pthread_t running_thread;  // on this OS thread
 
 [[noreturn]] static void leave_kernel() {
     void* abandoned;
@@ -22,7 +22,8 @@ static inline uint32_t code_offset() {
     return kernel_pc > __ehdr_start && kernel_pc < _end ? (uint32_t)((char*)kernel_pc - __ehdr_start) - 1 : 0;
 }
 
-[[noreturn]] __attribute__((format(printf, 3, 4))) static void fail(const char* kind, int argument, const char* format, ...) {
+__attribute__((noreturn, format(printf, 3, 4)))
+static void fail(const char* kind, int argument, const char* format, ...) {
     running = false;
     Fault& f = launch->fault;
     const Thread& t = current();
@@ -50,10 +51,10 @@ static const char* file_name(emu_site site) {
 }
 static bool same_site(emu_site a, emu_site b) { return a.line() == b.line() && !strcmp(a.file_name(), b.file_name()); }
 
-// The argument whose array lies nearest to an address, and the address's offset in it; null without array arguments.
+// The argument whose array lies nearest to an address, and the address's offset in it; null if none lies within 1 GiB.
 static const Argument* nearest_argument(uint64_t address, int64_t* offset) {
     const Argument* best = nullptr;
-    uint64_t best_distance = UINT64_MAX;
+    uint64_t best_distance = 1 << 30;
     for (int64_t i = 0; i < launch->argument_count; i++) {
         const Argument& a = launch->arguments[i];
         uint64_t distance = address < a.begin ? a.begin - address : address < a.end ? 0 : address - a.end;
@@ -68,14 +69,16 @@ static const Argument* nearest_argument(uint64_t address, int64_t* offset) {
 static void fail_memory_signal(uint64_t address) {
     const Worker& w = *launch->worker;
     uint64_t stacks = (uint64_t)w.stacks, shared_end = (uint64_t)w.dynamic_shared + w.dynamic_capacity;
-    if (address - stacks < MAX_THREADS * w.stack_stride) fail("stack overflow", -1, "local variables need too much stack");
+    if (address - stacks < MAX_THREADS * w.stack_stride)
+        fail("stack overflow", -1, "local variables need too much stack");
     if (address - shared_end < 4096)
         fail("shared memory over-use", -1, "access past the %llu bytes of dynamic shared memory of this launch",
              (unsigned long long)launch->dynamic_size);
     int64_t offset = 0;
     const Argument* a = nearest_argument(address, &offset);
-    if (!a) fail("out of bounds", -1, "access to address 0x%llx, which is not mapped", (unsigned long long)address);
-    if (offset >= 0 && address < a->end) fail("misaligned", a->index, "access at byte %lld is not aligned", (long long)offset);
+    if (!a) fail("out of bounds", -1, "access to address 0x%llx, which belongs to no argument", (unsigned long long)address);
+    if (offset >= 0 && address < a->end)
+        fail("misaligned", a->index, "access at byte %lld is not aligned", (long long)offset);
     fail("out of bounds", a->index, "access to address 0x%llx: byte %lld of an array of %llu bytes",
          (unsigned long long)address, (long long)offset, (unsigned long long)(a->end - a->begin));
 }

@@ -1,8 +1,10 @@
 // CUDA threads as fibers: each has its own stack, and a hand-written context swap moves from one to the next.
 //
 // A thread runs until it waits in a barrier or a warp collective; then the next ready thread runs. The ready list is a
-// stack, so one warp runs on to its next block barrier with its data in the cache. There is no time slice: a thread that
-// spins on a value another thread will write never lets it run, and the launch hangs.
+// stack, so one warp runs on to its next block barrier with its data in the cache. There is no time slice: a thread
+// that spins on a value another thread will write never lets it run, and the launch hangs.
+//
+// The aarch64 swap, and the rest of the runtime on that machine, has been run under qemu-user only, without Python.
 #pragma once
 
 // Saves the callee-saved registers on the current stack, stores the stack pointer in *save, and continues on the stack
@@ -74,13 +76,18 @@ static inline void make_ready(Thread* t) {
 
 // "threads 0..31 wait at __syncthreads (gemv.cu:12)", one group per run of equal neighbours.
 static int describe_thread(const Thread& t, char* text, size_t size) {
-    static const char* const names[] = {"__shfl_sync", "__shfl_xor_sync", "__shfl_down_sync", "__shfl_up_sync", "__syncwarp",
-        "__ballot_sync", "__any_sync", "__all_sync", "__match_any_sync", "__match_all_sync", "__reduce_add_sync",
-        "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_and_sync",
-        "__reduce_or_sync", "__reduce_xor_sync", "mma", "ldmatrix"};
+    static const char* const names[] = {
+        // in the order of emu_warp_op
+        "__shfl_sync", "__shfl_xor_sync", "__shfl_down_sync", "__shfl_up_sync",
+        "__syncwarp", "__ballot_sync", "__any_sync", "__all_sync", "__match_any_sync", "__match_all_sync",
+        "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync", "__reduce_max_sync",
+        "__reduce_and_sync", "__reduce_or_sync", "__reduce_xor_sync", "mma", "ldmatrix",
+    };
     if (t.state == EXITED) return snprintf(text, size, "have left the kernel");
-    if (t.state == AT_BARRIER) return snprintf(text, size, "wait at __syncthreads (%s:%u)", file_name(t.site), t.site.line());
-    return snprintf(text, size, "wait at %s (%s:%u) with mask 0x%08x", names[t.op], file_name(t.site), t.site.line(), t.mask);
+    if (t.state == AT_BARRIER)
+        return snprintf(text, size, "wait at __syncthreads (%s:%u)", file_name(t.site), t.site.line());
+    return snprintf(text, size, "wait at %s (%s:%u) with mask 0x%08x", names[t.op], file_name(t.site), t.site.line(),
+                    t.mask);
 }
 
 [[noreturn]] static void fail_deadlock() {
@@ -92,7 +99,8 @@ static int describe_thread(const Thread& t, char* text, size_t size) {
         if (i < thread_count) describe_thread(threads[i], now, sizeof now);
         if (i && strcmp(now, previous)) {
             if (used < sizeof all - 300)
-                used += snprintf(all + used, sizeof all - used, "%sthreads %u..%u %s", used ? "; " : "", start, i - 1, previous);
+                used += snprintf(all + used, sizeof all - used, "%sthreads %u..%u %s", used ? "; " : "", start, i - 1,
+                                 previous);
             start = i;
         }
         memcpy(previous, now, sizeof now);

@@ -109,7 +109,8 @@ EMU_PUBLIC int emu_launch(Launch* l) {
         if (number >= l->block_count) break;
         run_block((uint32_t)number);
     }
-    if (l->fault.kind[0]) __atomic_store_n(l->next_block, INT64_MAX / 2, __ATOMIC_RELAXED);  // stops the other OS threads
+    if (l->fault.kind[0])
+        __atomic_store_n(l->next_block, INT64_MAX / 2, __ATOMIC_RELAXED);  // stops the other OS threads
     sigaltstack(&previous, nullptr);
     l->worker->epoch = epoch;
     return l->fault.kind[0] != 0;
@@ -129,7 +130,8 @@ static void* run_part(void* part) {
 EMU_PUBLIC void emu_run(Part* parts, int64_t count) {
     pthread_t others[256];
     for (int64_t i = 1; i < count; i++)
-        if (pthread_create(&others[i], nullptr, run_part, &parts[i])) count = i;  // fewer threads then do all the blocks
+        if (pthread_create(&others[i], nullptr, run_part, &parts[i]))
+            count = i;  // fewer threads then do all the blocks
     run_part(&parts[0]);
     for (int64_t i = 1; i < count; i++) pthread_join(others[i], nullptr);
 }
@@ -138,8 +140,8 @@ void* emu_dynamic_shared() { return dynamic_shared; }
 
 // Sizes for layout.py to compare with its own.
 EMU_PUBLIC void emu_sizes(uint64_t* out) {
-    const uint64_t sizes[] = {sizeof(Traffic), sizeof(Argument), sizeof(Fault), sizeof(Worker), sizeof(Launch),
-                              sizeof(emu_parameter), sizeof(SharedCell), sizeof(GlobalCell)};
+    const uint64_t sizes[] = {sizeof(Traffic), sizeof(Argument),      sizeof(Fault),      sizeof(Worker),
+                              sizeof(Launch),  sizeof(emu_parameter), sizeof(SharedCell), sizeof(GlobalCell)};
     memcpy(out, sizes, sizeof sizes);
 }
 EMU_PUBLIC uint64_t emu_static_shared() { return static_shared_size(); }

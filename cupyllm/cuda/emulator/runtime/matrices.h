@@ -24,7 +24,7 @@ static struct LdmatrixOperands {
 
 static inline float element(const uint32_t* registers, int i, bool bf16) {
     unsigned short bits = (unsigned short)(registers[i / 2] >> 16 * (i % 2));
-    return bf16 ? emu_bits<float>((uint32_t)bits << 16) : (float)emu_bits<_Float16>(bits);
+    return bf16 ? emu_bits<float>((uint32_t)bits << 16) : (float)emu_bits<emu_float16>(bits);
 }
 
 static void compute_mma(Warp&, uint32_t warp, int k, bool bf16) {
@@ -50,9 +50,9 @@ void emu_mma(int k, int bf16, float* d, const uint32_t* a, const uint32_t* b, co
     warp_collective(EMU_MMA, ALL_LANES, 0, k, bf16, site);
 }
 
-// ldmatrix loads 8 x 8 matrices of 16-bit elements from shared memory. Lane 8 j + i gives the address of row i (16 bytes)
-// of matrix j; the other lanes' addresses are ignored. Lane l receives in register j the elements (l / 4, 2 (l % 4)) and
-// (l / 4, 2 (l % 4) + 1) of matrix j, or with .trans (2 (l % 4), l / 4) and (2 (l % 4) + 1, l / 4).
+// ldmatrix loads 8 x 8 matrices of 16-bit elements from shared memory. Lane 8 j + i gives the address of row i (16
+// bytes) of matrix j; the other lanes' addresses are ignored. With g and t as above, a lane receives in register j the
+// elements (g, 2 t) and (g, 2 t + 1) of matrix j, or with .trans the elements (2 t, g) and (2 t + 1, g).
 static void compute_ldmatrix(Warp&, uint32_t warp, int matrices, bool transposed) {
     const LdmatrixOperands* operands = ldmatrix_operands + warp * WARP;
     unsigned short M[4][8][8];

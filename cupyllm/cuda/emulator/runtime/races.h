@@ -7,16 +7,16 @@
 //   - a block barrier lies between (its epoch is not the present one), or
 //   - it is by the same thread, or
 //   - it is by a lane of the same warp at an earlier clock.
-// Anything else that touches the same byte is a race if one of the two is a write and not both are atomic. This holds for
-// every order in which the hardware could run the threads, not only for the order of this run.
+// Anything else that touches the same byte is a race if one of the two is a write and not both are atomic. This holds
+// for every order in which the hardware could run the threads, not only for the order of this run.
 //
 // One cell remembers one reader exactly and otherwise only "several lanes of a warp" or "several warps". Two threads
 // that write the same value are reported too; CUDA does not define the result of that either.
 //
-// Global memory is watched the same way on request (option global_races), with the block's number in the cell. Blocks are
-// ordered by nothing, with one exception that "the last block combines" kernels need: after __threadfence and a later
-// atomic in one block, its writes count as visible to blocks that have done an atomic themselves since. This is coarser
-// than the memory model: the fence and the atomics are not matched by thread and address.
+// Global memory is watched the same way on request (option global_races), with the block's number in the cell. Blocks
+// are ordered by nothing, with one exception that "the last block combines" kernels need: after __threadfence and a
+// later atomic in one block, its writes count as visible to blocks that have done an atomic themselves since. This is
+// coarser than the memory model: the fence and the atomics are not matched by thread and address.
 #pragma once
 
 enum AccessKind { READ, WRITE, ATOMIC };
@@ -60,13 +60,16 @@ static const char* const kind_names[] = {"read", "write", "atomic"};
     char who[40];
     if (past.who & SEVERAL_BLOCKS) snprintf(who, sizeof who, "several threads");
     else if (past.who & SEVERAL_WARPS) snprintf(who, sizeof who, "threads of several warps");
-    else if (past.who & SEVERAL_LANES) snprintf(who, sizeof who, "several lanes of warp %d", (past.who & THREAD_NUMBER) / WARP);
+    else if (past.who & SEVERAL_LANES)
+        snprintf(who, sizeof who, "several lanes of warp %d", (past.who & THREAD_NUMBER) / WARP);
     else snprintf(who, sizeof who, "thread %d", past.who & THREAD_NUMBER);
     launch->fault.other_code_offset = past.code_offset;
-    fail(kind, argument, "this %s of %s and a %s by %s%s are not ordered by a barrier", kind_names[mine], place, theirs, who, block);
+    fail(kind, argument, "this %s of %s and a %s by %s%s are not ordered by a barrier", kind_names[mine], place, theirs,
+         who, block);
 }
 
-// "byte 12 of dynamic shared memory": cells are numbered through, first the dynamic part and then the __shared__ variables.
+// "byte 12 of dynamic shared memory": cells are numbered through, first the dynamic part and then the __shared__
+// variables.
 struct SharedPlace {
     char text[60];
     explicit SharedPlace(uint64_t cell) {
@@ -80,17 +83,19 @@ struct SharedPlace {
 static void check_shared_byte(uint64_t number, AccessKind kind, Actor now) {
     SharedCell& cell = launch->worker->cells[number];
     const bool written = cell.write.epoch >= first_epoch, read = cell.read.epoch >= first_epoch;
-    if (!written && kind != WRITE) fail("uninitialised shared read", -1, "%s has not been written, or a barrier is missing after the write",
-                                   SharedPlace(number).text);
+    if (!written && kind != WRITE)
+        fail("uninitialised shared read", -1, "%s has not been written, or a barrier is missing after the write",
+             SharedPlace(number).text);
     if (written && (cell.write.who & COPY_PENDING)) {
         launch->fault.other_code_offset = cell.write.code_offset;
-        fail("asynchronous copy", -1, "%s of %s, where a cp.async by thread %d has not been waited for", kind_names[kind],
-             SharedPlace(number).text, cell.write.who & THREAD_NUMBER);
+        fail("asynchronous copy", -1, "%s of %s, where a cp.async by thread %d has not been waited for",
+             kind_names[kind], SharedPlace(number).text, cell.write.who & THREAD_NUMBER);
     }
     if (written && !(kind == ATOMIC && (cell.write.who & BY_ATOMIC)) && !ordered(cell.write, now))
         fail_race("shared-memory race", -1, SharedPlace(number).text, kind, cell.write, "write", "");
     if (kind == READ) return remember(cell.read, now, 0);
-    if (read && !ordered(cell.read, now)) fail_race("shared-memory race", -1, SharedPlace(number).text, kind, cell.read, "read", "");
+    if (read && !ordered(cell.read, now))
+        fail_race("shared-memory race", -1, SharedPlace(number).text, kind, cell.read, "read", "");
     remember(cell.write, now, kind == ATOMIC ? BY_ATOMIC : 0);
 }
 
@@ -113,7 +118,8 @@ static void remember_globally(Access& cell, uint32_t& block, Actor now, uint16_t
     block = block_number;
 }
 
-[[noreturn]] static void fail_global_race(const Argument& a, uint64_t cell, AccessKind kind, Access past, uint32_t past_block, const char* theirs) {
+[[noreturn]] static void fail_global_race(const Argument& a, uint64_t cell, AccessKind kind, Access past,
+                                          uint32_t past_block, const char* theirs) {
     char block[40] = "";
     if (past.who & SEVERAL_BLOCKS) snprintf(block, sizeof block, " of several blocks");
     else if (past_block != block_number) snprintf(block, sizeof block, " of block number %u", past_block);
@@ -132,7 +138,8 @@ static void check_global_races(const Argument& a, uint64_t offset, uint32_t size
             remember_globally(cell.read, cell.read_block, now, 0);
             continue;
         }
-        if (!ordered_globally(cell.read, cell.read_block, now)) fail_global_race(a, i, kind, cell.read, cell.read_block, "read");
+        if (!ordered_globally(cell.read, cell.read_block, now))
+            fail_global_race(a, i, kind, cell.read, cell.read_block, "read");
         remember_globally(cell.write, cell.write_block, now, kind == ATOMIC ? BY_ATOMIC : 0);
     }
 }

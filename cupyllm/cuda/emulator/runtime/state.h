@@ -42,23 +42,23 @@ struct Fault {
     int32_t argument;  // -1: none
     uint32_t block[3], thread[3];
     uint64_t block_number;
-    uint64_t code_offset;        // of the instruction in the library, 0 if unknown
-    uint64_t other_code_offset;  // races: of the other access
-    uint64_t caller_code_offset; // signals: of the last call of the runtime, in case the signal came from inside it
+    uint64_t code_offset;         // of the instruction in the library, 0 if unknown
+    uint64_t other_code_offset;   // races: of the other access
+    uint64_t caller_code_offset;  // signals: of the last call of the runtime, in case the signal came from inside it
     char text[1400];
 };
 
 // Memory that belongs to an OS thread and outlives a launch.
 struct Worker {
-    char* stacks;            // MAX_THREADS stacks, each ending stack_stride bytes after the previous one
+    char* stacks;  // MAX_THREADS stacks, each ending stack_stride bytes after the previous one
     uint64_t stack_stride;
-    char* dynamic_shared;    // followed by an unmapped page
+    char* dynamic_shared;  // followed by an unmapped page
     uint64_t dynamic_capacity;
     char* signal_stack;
     uint64_t signal_stack_size;
-    SharedCell* cells;       // one per byte: dynamic shared memory, then static
+    SharedCell* cells;  // one per byte: dynamic shared memory, then static
     uint64_t cell_count;
-    uint64_t epoch;          // grows with every barrier and block of every launch
+    uint64_t epoch;  // grows with every barrier and block of every launch
 };
 
 struct Launch {
@@ -71,7 +71,7 @@ struct Launch {
     Worker* worker;
     Argument* arguments;
     int64_t argument_count;
-    uint8_t* released;       // per block, for global races: its writes were published (races.h)
+    uint8_t* released;  // per block, for global races: its writes were published (races.h)
     uint64_t barriers, shared_accesses, bank_conflicts;
     Fault fault;
 };
@@ -83,16 +83,16 @@ struct Thread : emu_thread {
     void* stack_pointer;  // of the saved registers, while it does not run
     uint32_t number, lane, warp;
     ThreadState state;
-    emu_warp_op op;       // what it waits for, for messages
+    emu_warp_op op;  // what it waits for, for messages
     uint32_t mask;
     emu_site site;
-    void* pc;             // where it waits
+    void* pc;  // where it waits
 };
 
 struct Warp {
-    uint32_t waiting;     // lanes that wait in a collective
-    uint32_t gone;        // lanes that have left the kernel or never existed
-    uint16_t clock[WARP]; // per lane: advanced by __syncwarp, see races.h
+    uint32_t waiting;      // lanes that wait in a collective
+    uint32_t gone;         // lanes that have left the kernel or never existed
+    uint16_t clock[WARP];  // per lane: advanced by __syncwarp, see races.h
     alignas(64) uint64_t value[WARP];
     alignas(64) uint64_t result[WARP];
     alignas(64) int argument[WARP];
@@ -102,13 +102,13 @@ struct Warp {
 
 static Launch* launch;
 static Thread threads[MAX_THREADS];
-static Thread host;            // the OS thread itself: sets a block up and takes over when the block is done
+static Thread host;  // the OS thread itself: sets a block up and takes over when the block is done
 static Warp warps[MAX_WARPS];
 static uint32_t thread_count, alive;
 static uint32_t block_number;
 static uint32_t epoch, first_epoch;  // now, and at the start of the block
 static char* dynamic_shared;
-static void* kernel_pc;        // the last place where the kernel called the runtime, for messages
+static void* kernel_pc;  // the last place where the kernel called the runtime, for messages
 
 emu_thread* emu_current = &host;
 dim3 emu_block_dim, emu_grid_dim;
@@ -118,7 +118,8 @@ static inline Thread& current() { return *static_cast<Thread*>(emu_current); }
 static inline void called_from(void* pc) { kernel_pc = pc; }
 #define EMU_CALLED_FROM_KERNEL called_from(__builtin_return_address(0))
 
-template <class Body> static inline void for_lanes(uint32_t mask, Body body) {
+template <class Body>
+static inline void for_lanes(uint32_t mask, Body body) {
     if (mask == ALL_LANES) {
         for (int lane = 0; lane < WARP; lane++) body(lane);
     } else {

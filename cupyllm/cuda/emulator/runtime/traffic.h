@@ -1,15 +1,16 @@
 // Counting what a warp's accesses cost (check mode): 32-byte sectors of global memory, bank conflicts of shared memory.
 //
-// Lanes run one after the other, so the accesses of one warp instruction arrive spread out in time. They are put together
-// again by the instruction's address and a count: the k-th execution of a load by one lane belongs with the k-th by
-// every other lane. Where lanes meet (full-warp collective, block barrier, end of the block) the warp's log is counted
-// and the counts start again, so loops of different length do not shift later iterations.
+// Lanes run one after the other, so the accesses of one warp instruction arrive spread out in time. They are put
+// together again by the instruction's address and a count: the k-th execution of a load by one lane belongs with the
+// k-th by every other lane. Where lanes meet (full-warp collective, block barrier, end of the block) the warp's log is
+// counted and the counts start again, so loops of different length do not shift later iterations.
 //
-// Counted as on hardware since Volta: a global access of a warp moves every 32-byte sector that any of its lanes touches,
-// once. A shared access is served in passes over 128 bytes (32 lanes of 4 bytes, 16 of 8, 8 of 16); in a pass each of the
-// 32 banks delivers one 4-byte word, to all lanes that want it; every further word of the same bank is one more
-// wavefront, a conflict. Sectors count from the start of the array, since GPU allocations are aligned to 256 bytes; for a
-// view that starts inside of an allocation that may be off. Caches and the grouping of several instructions by the compiler are not modelled.
+// Counted as on hardware since Volta: a global access of a warp moves every 32-byte sector that any of its lanes
+// touches, once. A shared access is served in passes over 128 bytes (32 lanes of 4 bytes, 16 of 8, 8 of 16); in a pass
+// each of the 32 banks delivers one 4-byte word, to all lanes that want it; every further word of the same bank is one
+// more wavefront, a conflict. Sectors count from the start of the array, since GPU allocations are aligned to 256
+// bytes; for a view that starts inside of an allocation that may be off. Caches and the grouping of several
+// instructions by the compiler are not modelled.
 #pragma once
 
 struct WarpAccess {
@@ -41,7 +42,9 @@ static void flush_traffic(uint32_t warp);
 static AccessSite& find_site(uint32_t warp, void* pc, Argument* argument, uint32_t size, AccessKind kind) {
     WarpLog& log = logs[warp];
     if (log.site_count > SITES * 3 / 4) flush_traffic(warp);
-    uint64_t hash = ((uint64_t)pc * 0x9E3779B97F4A7C15ull ^ (uint64_t)argument * 0xD1342543DE82EF95ull ^ size ^ (uint64_t)kind << 8) >> 40;
+    uint64_t hash = ((uint64_t)pc * 0x9E3779B97F4A7C15ull ^ (uint64_t)argument * 0xD1342543DE82EF95ull ^ size ^
+                     (uint64_t)kind << 8) >>
+                    40;
     for (;; hash++) {
         AccessSite& s = log.sites[hash % SITES];
         if (s.pc == pc && s.argument == argument && s.size == size && s.kind == kind) return s;
@@ -52,7 +55,8 @@ static AccessSite& find_site(uint32_t warp, void* pc, Argument* argument, uint32
     }
 }
 
-static void log_access(const Thread& t, void* pc, Argument* argument, uint64_t address, uint32_t size, AccessKind kind) {
+static void log_access(const Thread& t, void* pc, Argument* argument, uint64_t address, uint32_t size,
+                       AccessKind kind) {
     AccessSite& s = find_site(t.warp, pc, argument, size, kind);
     uint32_t execution = s.executions[t.lane]++;
     if (execution >= s.accesses.size()) s.accesses.emplace_back();
@@ -85,7 +89,8 @@ static uint32_t wavefronts(const WarpAccess& access, uint32_t lanes, uint32_t si
     uint64_t words[128];
     int n = 0;
     for_lanes(lanes, [&](int lane) {
-        for (uint64_t w = access.address[lane] / 4; w <= (access.address[lane] + size - 1) / 4 && n < 128; w++) words[n++] = w;
+        for (uint64_t w = access.address[lane] / 4; w <= (access.address[lane] + size - 1) / 4 && n < 128; w++)
+            words[n++] = w;
     });
     std::sort(words, words + n);
     n = (int)(std::unique(words, words + n) - words);

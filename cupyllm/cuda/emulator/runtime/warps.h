@@ -1,13 +1,13 @@
 // Warp collectives: shuffles, votes, matches, reductions, __syncwarp, and the matrix instructions that need all lanes.
 //
 // Each lane leaves its operands in the Warp and waits. The last lane of the mask to arrive checks that all of them came
-// to the same call with the same mask, computes every lane's result, and makes the others ready. Naming a lane that never
-// comes is a fault: at once if it has left the kernel, otherwise as a deadlock.
+// to the same call with the same mask, computes every lane's result, and makes the others ready. Naming a lane that
+// never comes is a fault: at once if it has left the kernel, otherwise as a deadlock.
 //
 // Only __syncwarp orders memory. A GPU usually hides a shuffle used in its place; check mode reports the race.
 #pragma once
 
-static void compute_mma(Warp& w, uint32_t warp, int k, bool bf16);     // matrices.h
+static void compute_mma(Warp& w, uint32_t warp, int k, bool bf16);  // matrices.h
 static void compute_ldmatrix(Warp& w, uint32_t warp, int matrices, bool transposed);
 
 [[noreturn]] static void fail_mismatch(uint32_t warp, uint32_t mask) {
@@ -20,7 +20,8 @@ static void compute_ldmatrix(Warp& w, uint32_t warp, int matrices, bool transpos
         waiting.state = AT_COLLECTIVE;
         describe_thread(waiting, mine, sizeof mine);
         describe_thread(other, theirs, sizeof theirs);
-        fail("warp mask", -1, "lanes of one mask are in different calls: lane %u: %s; lane %d: %s", self.lane, mine, lane, theirs);
+        fail("warp mask", -1, "lanes of one mask are in different calls: lane %u: %s; lane %d: %s", self.lane, mine,
+             lane, theirs);
     });
     __builtin_unreachable();
 }
@@ -46,7 +47,8 @@ static inline int shuffle_source(emu_warp_op op, int lane, int argument, int wid
 }
 
 static void compute_shuffle(Warp& w, emu_warp_op op, uint32_t mask, int width) {
-    if (width < 1 || width > WARP || (width & (width - 1))) fail("warp mask", -1, "shuffle width %d is not a power of two up to 32", width);
+    if (width < 1 || width > WARP || (width & (width - 1)))
+        fail("warp mask", -1, "shuffle width %d is not a power of two up to 32", width);
     if (mask == ALL_LANES) {
         for (int lane = 0; lane < WARP; lane++)
             w.result[lane] = w.value[shuffle_source(op, lane, w.argument[lane], width) & (WARP - 1)];
@@ -54,7 +56,8 @@ static void compute_shuffle(Warp& w, emu_warp_op op, uint32_t mask, int width) {
     }
     for_lanes(mask, [&](int lane) {
         int source = shuffle_source(op, lane, w.argument[lane], width) & (WARP - 1);
-        if (!(mask >> source & 1)) fail("warp mask", -1, "lane %d reads lane %d, which is not in mask 0x%08x", lane, source, mask);
+        if (!(mask >> source & 1))
+            fail("warp mask", -1, "lane %d reads lane %d, which is not in mask 0x%08x", lane, source, mask);
         w.result[lane] = w.value[source];
     });
 }
@@ -69,7 +72,10 @@ static void compute_match(Warp& w, emu_warp_op op, uint32_t mask) {
 
 // Votes and reductions: one result for all lanes.
 static uint64_t compute_reduction(const Warp& w, emu_warp_op op, uint32_t mask) {
-    uint32_t r = op == EMU_ALL || op == EMU_AND || op == EMU_UMIN ? ~0u : op == EMU_MIN ? INT_MAX : op == EMU_MAX ? INT_MIN : 0;
+    uint32_t r = op == EMU_ALL || op == EMU_AND || op == EMU_UMIN ? ~0u
+                 : op == EMU_MIN                                  ? INT_MAX
+                 : op == EMU_MAX                                  ? INT_MIN
+                                                                  : 0;
     for_lanes(mask, [&](int lane) {
         uint32_t v = (uint32_t)w.value[lane];
         switch (op) {
@@ -79,7 +85,8 @@ static uint64_t compute_reduction(const Warp& w, emu_warp_op op, uint32_t mask) 
             case EMU_MAX: r = (uint32_t)std::max((int)r, (int)v); break;
             case EMU_UMIN: r = std::min(r, v); break;
             case EMU_UMAX: r = std::max(r, v); break;
-            case EMU_ALL: case EMU_AND: r &= v; break;
+            case EMU_ALL:
+            case EMU_AND: r &= v; break;
             case EMU_XOR: r ^= v; break;
             default: r |= v; break;  // EMU_ANY, EMU_OR
         }
@@ -97,9 +104,12 @@ static void advance_clocks(Warp& w, uint32_t mask) {
 static void compute(Warp& w, uint32_t warp, emu_warp_op op, uint32_t mask, int argument, int width) {
     uint64_t common = 0;
     switch (op) {
-        case EMU_SHUFFLE: case EMU_SHUFFLE_XOR: case EMU_SHUFFLE_DOWN: case EMU_SHUFFLE_UP:
-            return compute_shuffle(w, op, mask, width);
-        case EMU_MATCH_ANY: case EMU_MATCH_ALL: return compute_match(w, op, mask);
+        case EMU_SHUFFLE:
+        case EMU_SHUFFLE_XOR:
+        case EMU_SHUFFLE_DOWN:
+        case EMU_SHUFFLE_UP: return compute_shuffle(w, op, mask, width);
+        case EMU_MATCH_ANY:
+        case EMU_MATCH_ALL: return compute_match(w, op, mask);
         case EMU_MMA: return compute_mma(w, warp, argument, width != 0);
         case EMU_LDMATRIX: return compute_ldmatrix(w, warp, argument, width != 0);
         case EMU_SYNCWARP: return advance_clocks(w, mask);
