@@ -37,7 +37,8 @@ class EngineConfig:
     max_decode_batch_size  sequences that run at the same time
     max_prefill_batch_size sequences whose prompt is worked on in one step
     max_step_tokens        tokens in one step: decode rows first, then prompt chunks
-    max_waiting            requests that may wait; more are refused
+    max_waiting            sequences that may wait; a request that would make it more is refused
+    prefix_cache           keep pages of finished sequences and reuse them for prompts that begin the same way
     generation_config      "auto": generation_config.json gives the defaults of sampling; "none": it is not read for
                            that
     seed                   makes requests without a seed reproducible; null draws fresh randomness
@@ -53,6 +54,7 @@ class EngineConfig:
     max_prefill_batch_size: int = 8
     max_step_tokens: int = 512
     max_waiting: int = 256
+    prefix_cache: bool = True
     generation_config: str = "auto"
     seed: int | None = None
 

@@ -30,6 +30,7 @@ from cupyllm.model import Model, forward
 from cupyllm.model_config import GenerationDefaults
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.page_allocator import PageAllocator
+from cupyllm.prefix_cache import PrefixCache
 from cupyllm.sampling import SampleResult, SamplingParams, build_sampling_batch
 from cupyllm.scheduler import Plan, Scheduler
 from cupyllm.sequence import FinishReason, Sequence
@@ -60,6 +61,7 @@ class EngineStats:
     num_running: int
     num_waiting: int
     num_live_pages: int
+    num_cached_pages: int
     num_free_pages: int
     num_preemptions: int
 
@@ -90,8 +92,11 @@ class Engine:
         self._vocab_limit = vocab_limit
         self._next_id = 0
         self._seeds = np.random.default_rng(config.seed)
+        self._unforked: dict[int, list[Sequence]] = {}  # sequence id -> those that will share its prompt
+        allocator = PageAllocator(cache.num_pages)
         self.scheduler = Scheduler(
-            PageAllocator(cache.num_pages),
+            allocator,
+            prefix_cache=PrefixCache(allocator, page_size=cache.page_size) if config.prefix_cache else None,
             page_size=cache.page_size,
             max_decode_batch_size=config.max_decode_batch_size,
             max_prefill_batch_size=config.max_prefill_batch_size,
@@ -103,23 +108,86 @@ class Engine:
         return bool(self.scheduler.running or self.scheduler.waiting)
 
     @property
+    def num_waiting(self) -> int:
+        """Sequences that wait, those counted that wait for another's prompt."""
+        return len(self.scheduler.waiting) + sum(map(len, self._unforked.values()))
+
+    @property
     def stats(self) -> EngineStats:
         scheduler, allocator = self.scheduler, self.scheduler.allocator
         return EngineStats(
             len(scheduler.running),
-            len(scheduler.waiting),
+            self.num_waiting,
             allocator.num_live,
+            allocator.num_cached,
             allocator.num_free,
             scheduler.num_preemptions,
         )
 
-    def add(self, prompt_ids: Seq[int], params: SamplingParams) -> Sequence:
+    def add(self, prompt_ids: Seq[int], params: SamplingParams, *, priority: int = 0, cache_salt: str = "") -> Sequence:
         """Queue a prompt. Raises RequestError for what can never be served, QueueFullError when too many wait."""
-        self.check(prompt_ids, params)
-        if len(self.scheduler.waiting) >= self.config.max_waiting:
+        (sequence,) = self.add_parallel(prompt_ids, [params], priority=priority, cache_salt=cache_salt)
+        return sequence
+
+    def add_parallel(
+        self, prompt_ids: Seq[int], params: Seq[SamplingParams], *, priority: int = 0, cache_salt: str = ""
+    ) -> list[Sequence]:
+        """Queue one prompt for several answers. It is computed once; the answers share its pages and then part.
+
+        Raises what `add` raises; then none has been queued.
+        """
+        for one in params:
+            self.check(prompt_ids, one)
+        if self.num_waiting + len(params) > self.config.max_waiting:
             raise QueueFullError(
-                f"{self.config.max_waiting} requests are waiting already (max_waiting); try again later"
+                f"{self.num_waiting} sequences are waiting and at most {self.config.max_waiting} may (max_waiting); "
+                "try again later"
             )
+        first, *others = [self._make_sequence(prompt_ids, one, priority, cache_salt) for one in params]
+        if others:
+            self._unforked[first.id] = others
+        self.scheduler.add(first)
+        return [first, *others]
+
+    def step(self) -> list[TokenEvent]:
+        """Plan, run, sample, commit. Returns what every sequence that got a token, or failed, got."""
+        plan = self.scheduler.plan()
+        if not plan.chunks:
+            return []
+        self._copy_pages(plan)
+        batch = self._upload(build_batch(plan, self.cache.page_size))
+        logits = forward(self.ops, self.model, self.cache, batch)
+        self.scheduler.commit(plan)
+        sequences, rows = self._fork(plan)
+        if not sequences:
+            return []
+        if len(rows) != rows[-1] + 1:  # some rows are sampled several times
+            logits = self.ops.embedding(self.device.upload(np.array(rows, np.int32)), logits)
+        sampled = self.ops.sample(logits, build_sampling_batch(sequences, vocab_limit=self._vocab_limit))
+        return self._commit(sequences, sampled)
+
+    def abort(self, sequence: Sequence, reason: FinishReason = FinishReason.ABORT) -> None:
+        """End a sequence now and let its pages go. Aborting a finished one does nothing."""
+        if sequence.finish_reason is not None:
+            return
+        sequence.finish_reason = reason
+        for others in self._unforked.values():
+            if sequence in others:
+                others.remove(sequence)
+                return
+        for other in self._unforked.pop(sequence.id, []):
+            self.scheduler.add(other)  # its prompt was to be shared: now it computes its own
+        self.scheduler.remove(sequence)
+
+    def abort_all(self) -> list[Sequence]:
+        """End everything that runs or waits, after a step failed; returns what was ended."""
+        unforked = [sequence for others in self._unforked.values() for sequence in others]
+        sequences = [*self.scheduler.running, *self.scheduler.waiting, *unforked]
+        for sequence in sorted(sequences, key=lambda sequence: -sequence.id):
+            self.abort(sequence, FinishReason.ERROR)
+        return sequences
+
+    def _make_sequence(self, prompt_ids: Seq[int], params: SamplingParams, priority: int, cache_salt: str) -> Sequence:
         params = params.filled(self.defaults)
         end_ids = () if params.ignore_eos else self.model.config.end_token_ids
         sequence = Sequence(
@@ -130,42 +198,40 @@ class Engine:
             seed=self._fresh_seed() if params.seed is None else params.seed % 2**64,
             max_tokens=params.max_tokens or self.max_model_len - len(prompt_ids),
             end_token_ids=frozenset((*end_ids, *params.stop_token_ids)),
+            priority=priority,
+            cache_salt=cache_salt,
         )
         self._next_id += 1
-        self.scheduler.add(sequence)
         return sequence
 
-    def step(self) -> list[TokenEvent]:
-        """Plan, run, sample, commit. Returns what every sequence that got a token, or failed, got."""
-        plan = self.scheduler.plan()
-        if not plan.chunks:
-            return []
-        batch = self._upload(build_batch(plan, self.cache.page_size))
-        logits = forward(self.ops, self.model, self.cache, batch)
+    def _copy_pages(self, plan: Plan) -> None:
+        if not plan.page_copies:
+            return
+        sources, copies = (
+            self.device.upload(np.array(pages, np.int32)) for pages in zip(*plan.page_copies, strict=True)
+        )
+        for keys, values in zip(self.cache.keys, self.cache.values, strict=True):
+            self.ops.copy_pages(keys, values, sources, copies)
+
+    def _fork(self, plan: Plan) -> tuple[list[Sequence], list[int]]:
+        """The sequences that get a token in this step, and for each its row of the logits.
+
+        A prompt that was computed for several answers is forked here: each of them samples from the same row.
+        """
+        sequences: list[Sequence] = []
+        rows: list[int] = []
         ended = [chunk.sequence for chunk in plan.chunks if chunk.reaches_end]
-        if not ended:
-            self.scheduler.commit(plan)
-            return []
-        sampled = self.ops.sample(logits, build_sampling_batch(ended, vocab_limit=self._vocab_limit))
-        return self._commit(plan, ended, sampled)
+        for row, sequence in enumerate(ended):
+            others = self._unforked.pop(sequence.id, [])
+            for other in others:
+                self.scheduler.fork(sequence, other)
+            sequences += [sequence, *others]
+            rows += [row] * (1 + len(others))
+        return sequences, rows
 
-    def abort(self, sequence: Sequence, reason: FinishReason = FinishReason.ABORT) -> None:
-        """End a sequence now and free its pages. Aborting a finished one does nothing."""
-        if sequence.finish_reason is None:
-            sequence.finish_reason = reason
-            self.scheduler.remove(sequence)
-
-    def abort_all(self) -> list[Sequence]:
-        """End everything that runs or waits, after a step failed; returns what was ended."""
-        sequences = [*self.scheduler.running, *self.scheduler.waiting]
-        for sequence in sequences:
-            self.abort(sequence, FinishReason.ERROR)
-        return sequences
-
-    def _commit(self, plan: Plan, ended: list[Sequence], sampled: SampleResult) -> list[TokenEvent]:
-        self.scheduler.commit(plan)
+    def _commit(self, sequences: list[Sequence], sampled: SampleResult) -> list[TokenEvent]:
         events = []
-        for row, (sequence, token_id) in enumerate(zip(ended, sampled.token_ids.tolist(), strict=True)):
+        for row, (sequence, token_id) in enumerate(zip(sequences, sampled.token_ids.tolist(), strict=True)):
             if token_id < 0:
                 self.abort(sequence, FinishReason.ERROR)
                 events.append(TokenEvent(sequence, None, None, FinishReason.ERROR))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from cupyllm.prefix_cache import CachedPage
 from cupyllm.sampling import SamplingParams
 
 
@@ -33,9 +34,13 @@ class Sequence:
     seed: int
     max_tokens: int
     end_token_ids: frozenset[int]
+    priority: int = 0  # lower runs first
+    cache_salt: str = ""  # only sequences with the same salt share cached pages
     distinct_ids: set[int] = field(default_factory=set)  # of prompt and output, for the repetition penalty
     page_table: list[int] = field(default_factory=list)
+    cached_pages: list[CachedPage] = field(default_factory=list)  # its full pages, as the prefix cache knows them
     num_computed: int = 0
+    num_cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None before it is admitted
     num_preemptions: int = 0
     finish_reason: FinishReason | None = None
 
@@ -72,3 +77,8 @@ class Sequence:
             self.finish_reason = FinishReason.STOP
         elif self.num_output_tokens >= self.max_tokens:
             self.finish_reason = FinishReason.LENGTH
+
+
+def rank(sequence: Sequence) -> tuple[int, int]:
+    """Who goes first: the lower priority, then the earlier arrival (ids grow)."""
+    return sequence.priority, sequence.id

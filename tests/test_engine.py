@@ -59,8 +59,19 @@ def logprobs_of(events: list[TokenEvent]) -> dict[int, list[Any]]:
         {"max_step_tokens": 512, "page_size": 16},
         {"max_prefill_batch_size": 1},
         {"num_pages": 12, "max_decode_batch_size": 8, "max_step_tokens": 16},
+        {"num_pages": 12, "max_decode_batch_size": 8, "max_step_tokens": 16, "prefix_cache": False},
+        {"prefix_cache": False},
     ],
-    ids=["chunks of 4", "two rows", "pages of 1", "pages of 16", "one prompt a step", "pool too small"],
+    ids=[
+        "chunks of 4",
+        "two rows",
+        "pages of 1",
+        "pages of 16",
+        "one prompt a step",
+        "pool too small",
+        "pool too small, nothing reused",
+        "nothing reused",
+    ],
 )
 def test_no_switch_changes_an_answer(model: Model, kind: str, switches: dict[str, Any]) -> None:
     params, asked = KINDS[kind], prompts(6)
@@ -136,7 +147,7 @@ def test_random_arrivals_and_aborts_lose_and_cross_nothing(model: Model) -> None
             assert event.sequence.finish_reason is not FinishReason.ABORT
             tokens.setdefault(event.sequence.id, []).append(event.token_id)
         engine.scheduler.check_integrity()
-    assert engine.stats.num_free_pages == 30
+    assert engine.stats.num_cached_pages + engine.stats.num_free_pages == 30
     assert 2 <= len(aborted) <= 30
     for index, sequence in live.items():
         expected = answer(model, asked[index], GREEDY)

@@ -4,8 +4,8 @@ This text has two readers. A person learns here what an op computes before openi
 and the tests hold every kernel against it. It is itself tested against plain loops and, as a whole model, against
 transformers.
 
-An op takes the arrays of one step, T tokens of S sequences (see batch.py), and returns new arrays. Only
-`rope_and_kv_write` changes an argument: it writes the step's keys and values into the cache.
+An op takes the arrays of one step, T tokens of S sequences (see batch.py), and returns new arrays. Only the cache is
+changed in place: by `rope_and_kv_write`, which writes the step's keys and values, and by `copy_pages`.
 """
 
 from __future__ import annotations
@@ -131,6 +131,11 @@ class ReferenceOps:
             v = values[pages].reshape(-1, num_kv_heads, head_size)[:context_len]
             output[rows] = _attend(q[rows], k, v, window)
         return output
+
+    def copy_pages(self, keys: Array, values: Array, sources: Array, copies: Array) -> None:
+        """Copy whole pages within one layer's cache: page sources[i] to page copies[i]. No page is both."""
+        keys[copies] = keys[sources]
+        values[copies] = values[sources]
 
     def logits(self, x: Array, head: Array, *, rows: Array, norm: Norm) -> Array:
         """The scores of all V tokens to come after the chosen rows: (T, C), (V, C) -> (R, V)."""
