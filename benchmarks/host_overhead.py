@@ -1,0 +1,107 @@
+"""Microseconds of host work in a decode step: plan, batch arrays and commit, with no model behind them.
+
+    python benchmarks/host_overhead.py --json benchmarks/results/host_overhead.json
+
+    host.control_us.N         N running sequences, every one with one decode row
+    host.control_us.N.prefill the same beside a prompt that is worked on in chunks
+    host.prefix_lookup_ms     finding a cached prompt of 32,768 tokens
+    host.sampling_us.N        the sampling parameters of N sequences as arrays
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from record import Row, finish
+
+from cupyllm.batch import build_batch
+from cupyllm.page_allocator import PageAllocator
+from cupyllm.prefix_cache import PrefixCache
+from cupyllm.sampling import SamplingParams, build_sampling_batch
+from cupyllm.scheduler import Scheduler
+from cupyllm.sequence import Sequence
+
+PAGE_SIZE = 16
+PARAMS = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    rows = []
+    for count, limit in ((1, 10), (64, 30), (256, 100)):
+        runs = [control_us(count, prompt=False) for _ in range(arguments.rounds)]
+        rows.append(Row(f"host.control_us.{count}", "us", runs, limit=f"<= {limit}"))
+        runs = [control_us(count, prompt=True) for _ in range(arguments.rounds)]
+        rows.append(Row(f"host.control_us.{count}.prefill", "us", runs))
+        rows.append(Row(f"host.sampling_us.{count}", "us", [sampling_us(count) for _ in range(arguments.rounds)]))
+    lookups = [prefix_lookup_ms() for _ in range(arguments.rounds)]
+    rows.append(Row("host.prefix_lookup_ms", "ms", lookups, limit="<= 3"))
+    finish(rows, arguments.json)
+
+
+def make_sequence(number: int, length: int) -> Sequence:
+    return Sequence(number, [number] * length, length, PARAMS, 0, 10**6, frozenset())
+
+
+def control_us(count: int, *, prompt: bool, steps: int = 200) -> float:
+    """Microseconds a step, over steps in which every sequence decodes and pages grow as they do."""
+    allocator = PageAllocator(40_000)
+    scheduler = Scheduler(
+        allocator,
+        prefix_cache=PrefixCache(allocator, page_size=PAGE_SIZE),
+        page_size=PAGE_SIZE,
+        max_decode_batch_size=count + 1,
+        max_prefill_batch_size=8,
+        max_step_tokens=count + 512,
+    )
+    for number in range(count):
+        scheduler.add(make_sequence(number, 128 + number % PAGE_SIZE))
+    while any(sequence.num_output_tokens < 2 for sequence in (*scheduler.running, *scheduler.waiting)):
+        step(scheduler)
+    if prompt:
+        scheduler.add(make_sequence(count, 32 * steps + 100))
+    start = time.perf_counter()
+    for _ in range(steps):
+        step(scheduler)
+    return (time.perf_counter() - start) / steps * 1e6
+
+
+def step(scheduler: Scheduler) -> None:
+    """What the engine does around the model."""
+    plan = scheduler.plan()
+    build_batch(plan, PAGE_SIZE)
+    scheduler.commit(plan)
+    for chunk in plan.chunks:
+        if chunk.sequence.num_uncomputed == 0:
+            chunk.sequence.append(7)
+
+
+def sampling_us(count: int, repeats: int = 200) -> float:
+    sequences = [make_sequence(number, 128) for number in range(count)]
+    start = time.perf_counter()
+    for _ in range(repeats):
+        build_sampling_batch(sequences, vocab_limit=1000)
+    return (time.perf_counter() - start) / repeats * 1e6
+
+
+def prefix_lookup_ms(length: int = 32_768) -> float:
+    allocator = PageAllocator(length // PAGE_SIZE)
+    cache = PrefixCache(allocator, page_size=PAGE_SIZE)
+    ids = list(range(length))
+    parent = None
+    for number, page in enumerate(allocator.allocate(length // PAGE_SIZE)):
+        parent = cache.publish(page, ids[number * PAGE_SIZE : (number + 1) * PAGE_SIZE], parent)
+    start = time.perf_counter()
+    found = cache.find(ids)
+    seconds = time.perf_counter() - start
+    assert len(found) == length // PAGE_SIZE
+    return seconds * 1e3
+
+
+if __name__ == "__main__":
+    main()
