@@ -13,8 +13,8 @@ from typing import Any
 
 from starlette.requests import Request
 
+from cupyllm.api.live_request import LiveRequest
 from cupyllm.api.state import ServerState
-from cupyllm.api.worker import LiveRequest
 from cupyllm.engine import TokenEvent
 from cupyllm.errors import EngineError
 from cupyllm.output import OutputText

@@ -23,58 +23,15 @@ from functools import partial
 from typing import Any
 
 from cupyllm.api.errors import UnavailableError
+from cupyllm.api.live_request import ADMITTED, LiveRequest
 from cupyllm.engine import Engine, EngineStats, TokenEvent
 from cupyllm.errors import EngineError
 from cupyllm.sampling import SamplingParams
-from cupyllm.sequence import Sequence
 
 log = logging.getLogger(__name__)
 
 # So many failed steps in a row are taken for damage that stays, such as a GPU that needs a reset.
 FAILED_STEPS_UNTIL_UNWELL = 3
-_ADMITTED = object()
-
-
-class LiveRequest:
-    """One request inside the engine: P prompts, so P choices. Belongs to the event loop.
-
-    Whoever holds it must call `close` in the end; closing before all choices have ended aborts what still runs.
-    """
-
-    def __init__(self, worker: EngineWorker, prompts: list[list[int]], params: list[SamplingParams]) -> None:
-        self.prompts = prompts
-        self.params = params  # one for each prompt
-        self.sequences: list[Sequence] = []  # of the engine thread; the place of a sequence is its choice
-        self._worker = worker
-        self._items: asyncio.Queue[Any] = asyncio.Queue()
-
-    async def admitted(self) -> None:
-        """Return once the engine has taken the request. Raises what `next_event` and Engine.add raise."""
-        item = await self._next()
-        assert item is _ADMITTED
-
-    async def next_event(self) -> tuple[int, TokenEvent]:
-        """The next token event and the choice it is for. Raises EngineError when the engine failed."""
-        choice, event = await self._next()
-        return choice, event
-
-    def deliver(self, item: Any) -> None:
-        """Hand over _ADMITTED, an exception, or (choice, event)."""
-        self._items.put_nowait(item)
-
-    def end_choice(self, choice: int) -> None:
-        """Stop generating for one choice; events on their way may still arrive."""
-        self._worker.abort(self, choice)
-
-    def close(self) -> None:
-        """The request is over. Harmless to call again."""
-        self._worker.forget(self)
-
-    async def _next(self) -> Any:
-        item = await self._items.get()
-        if isinstance(item, Exception):
-            raise item
-        return item
 
 
 class EngineWorker:
@@ -118,7 +75,7 @@ class EngineWorker:
         refusal = self.refusal()
         if refusal is not None:
             raise UnavailableError(refusal)
-        request = LiveRequest(self, prompts, params)
+        request = LiveRequest(prompts, params, abort=self._ask_to_abort, forget=self._forget)
         self._live.add(request)
         self._idle.clear()
         self._commands.put(partial(self._add, request))
@@ -128,19 +85,6 @@ class EngineWorker:
             request.close()
             raise
         return request
-
-    def abort(self, request: LiveRequest, choice: int | None = None) -> None:
-        """Have the engine drop one choice of a request, or all."""
-        self._commands.put(partial(self._abort, request, choice))
-
-    def forget(self, request: LiveRequest) -> None:
-        """The request is over for the event loop; the engine drops what is left of it."""
-        if request not in self._live:
-            return
-        self._live.remove(request)
-        self.abort(request)
-        if not self._live:
-            self._idle.set()
 
     def fail_all(self, error: EngineError) -> None:
         """End every live request with an error."""
@@ -183,6 +127,19 @@ class EngineWorker:
         except asyncio.TimeoutError:
             return False
         return True
+
+    def _ask_to_abort(self, request: LiveRequest, choice: int | None = None) -> None:
+        """Have the engine drop one choice of a request, or all."""
+        self._commands.put(partial(self._abort, request, choice))
+
+    def _forget(self, request: LiveRequest) -> None:
+        """The request is over for the event loop; the engine drops what is left of it."""
+        if request not in self._live:
+            return
+        self._live.remove(request)
+        self._ask_to_abort(request)
+        if not self._live:
+            self._idle.set()
 
     def _is_stuck(self) -> bool:
         started = self._step_started
@@ -229,7 +186,7 @@ class EngineWorker:
             self._abort(request)
             self._post(request.deliver, error)
         else:
-            self._post(request.deliver, _ADMITTED)
+            self._post(request.deliver, ADMITTED)
 
     def _abort(self, request: LiveRequest, choice: int | None = None) -> None:
         sequences = request.sequences if choice is None else [request.sequences[choice]]

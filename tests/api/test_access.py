@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ ORIGIN = "https://example.com"
 
 
 @pytest.fixture(scope="module")
-def guarded(model_folder: Any) -> Iterator[LiveServer]:
+def guarded(model_folder: Path) -> Iterator[LiveServer]:
     """A server with two keys and one allowed origin."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KEYS_OF_THIS_TEST", f" {KEYS[0]}, {KEYS[1]},")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ def joined(events: list[Any]) -> str:
 
 
 @pytest.fixture(scope="module")
-def llm(model_folder) -> LLM:
+def llm(model_folder: Path) -> LLM:
     return LLM(str(model_folder), max_model_len=MAX_MODEL_LEN, kv_cache_gib=0.02)
 
 

@@ -59,7 +59,9 @@ def test_a_taken_port_is_refused_before_the_model_is_looked_for(capsys: pytest.C
 
 
 @pytest.mark.parametrize("value", [",", " , ", " "])
-def test_a_key_variable_without_a_key_is_refused(model_folder: Path, value: str, monkeypatch, capsys) -> None:
+def test_a_key_variable_without_a_key_is_refused(
+    model_folder: Path, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("CUPYLLM_API_KEY", value)
     assert main(["--port", "0", "--model", str(model_folder), "--kv_cache_gib", "0.01"]) == 2
     assert "CUPYLLM_API_KEY is set but holds no API key" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,7 +81,7 @@ def test_49_56_objects_and_finish_reasons(server: LiveServer) -> None:
     assert (usage["choices"], usage["usage"]) == ([], answer["usage"])
 
 
-def test_streamed_and_plain_text_equal_that_of_llm(server: LiveServer, model_folder) -> None:
+def test_streamed_and_plain_text_equal_that_of_llm(server: LiveServer, model_folder: Path) -> None:
     llm = LLM(str(model_folder), max_model_len=MAX_MODEL_LEN, kv_cache_gib=0.02)
     expected = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=40))[0].outputs[0].text
     assert texts(complete(server, max_tokens=40)) == [expected]

@@ -13,6 +13,7 @@ from cupyllm.api.protocol.chat import ChatRequest
 from cupyllm.api.protocol.completions import CompletionRequest
 from cupyllm.api.protocol.shared import NoEffect, NotYet, SharedRequest
 from cupyllm.config import ServerConfig, load_config
+from tests.api.live_server import LiveServer
 
 ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
@@ -32,7 +33,7 @@ def test_the_field_table_holds_every_field_with_its_fate(kind: type[SharedReques
     assert {name: fate[column] for name, *fate in rows if fate[column] != "-"} == fates(kind)
 
 
-def test_every_route_is_documented(server) -> None:
+def test_every_route_is_documented(server: LiveServer) -> None:
     documented = {tuple(route.split()) for route in re.findall(r"^\| `((?:GET|POST) \S+)` \|", DOCS, re.MULTILINE)}
     registered = {(method, path.replace("{model_id:path}", "{id}")) for method, path in server.routes}
     assert documented == {route for route in registered if route[0] != "HEAD"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 import openai
 import pytest
@@ -87,19 +87,19 @@ def test_68_models(server: LiveServer) -> None:
     assert server.openai().models.retrieve(MODEL_NAME) == model
 
 
-def test_67_a_model_name_may_hold_a_slash(model_folder: Any) -> None:
+def test_67_a_model_name_may_hold_a_slash(model_folder: Path) -> None:
     with run_server(model_folder, served_model_name="Qwen/Tiny") as live:
         assert live.openai().models.retrieve("Qwen/Tiny").id == "Qwen/Tiny"
         assert live.openai().chat.completions.create(model="Qwen/Tiny", messages=MESSAGES, max_tokens=1).choices
 
 
-def test_unknown_fields_are_ignored_when_parameters_are_not_strict(model_folder: Any) -> None:
+def test_unknown_fields_are_ignored_when_parameters_are_not_strict(model_folder: Path) -> None:
     with run_server(model_folder, strict_parameters=False) as live:
         assert live.post(CHAT, {"messages": MESSAGES, "max_tokens": 1, "foo": {"a": 1}}).status_code == 200
         assert live.post(CHAT, {"messages": MESSAGES, "max_tokens": 1, "n": 2}).status_code == 400
 
 
-def test_the_name_of_a_folder_is_the_model_name(model_folder: Any) -> None:
+def test_the_name_of_a_folder_is_the_model_name(model_folder: Path) -> None:
     with run_server(model_folder, served_model_name=None) as live:
         assert live.get("/v1/models").json()["data"][0]["id"] == model_folder.name
 

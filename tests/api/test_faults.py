@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from cupyllm.startup import LoadedModel
 from tests.api.faults import FaultyOps, Turnstile
 from tests.api.live_server import MESSAGES, MODEL_NAME, LiveServer, frames, raw_connection, run_server, wait_until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+Faulty = tuple[LiveServer, FaultyOps]
 LONG = {"prompt": "the", "temperature": 0, "max_tokens": 400, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def faulty(model_folder: Any) -> Iterator[tuple[LiveServer, FaultyOps]]:
+def faulty(model_folder: Path) -> Iterator[Faulty]:
     ops: list[FaultyOps] = []
     with run_server(
         model_folder, prepare=lambda loaded: ops.append(FaultyOps(loaded)), max_waiting=3, max_decode_batch_size=2
@@ -46,7 +51,9 @@ def answer(server: LiveServer) -> str:
     return response.json()["choices"][0]["text"]
 
 
-def test_05_a_failed_step_ends_streams_with_an_error_frame_and_no_done(faulty, caplog) -> None:
+def test_05_a_failed_step_ends_streams_with_an_error_frame_and_no_done(
+    faulty: Faulty, caplog: pytest.LogCaptureFixture
+) -> None:
     server, ops = faulty
     expected = answer(server)
     ops.before_step = raise_at(ops.num_steps + 6, RuntimeError("secret detail of step"))
@@ -61,7 +68,7 @@ def test_05_a_failed_step_ends_streams_with_an_error_frame_and_no_done(faulty, c
     assert is_idle(server)
 
 
-def test_05_the_official_client_raises_on_an_error_frame(faulty) -> None:
+def test_05_the_official_client_raises_on_an_error_frame(faulty: Faulty) -> None:
     server, ops = faulty
     ops.before_step = raise_at(ops.num_steps + 3, MemoryError())
     stream = server.openai().chat.completions.create(
@@ -72,7 +79,7 @@ def test_05_the_official_client_raises_on_an_error_frame(faulty) -> None:
     assert caught.value.code == "internal_error"
 
 
-def test_a_failed_step_is_500_for_all_plain_requests(faulty) -> None:
+def test_a_failed_step_is_500_for_all_plain_requests(faulty: Faulty) -> None:
     server, ops = faulty
     before = server.worker.num_failed_steps
     with Turnstile(ops) as turnstile, ThreadPoolExecutor(2) as pool:
@@ -88,7 +95,7 @@ def test_a_failed_step_is_500_for_all_plain_requests(faulty) -> None:
     assert answer(server)
 
 
-def test_a_row_without_finite_logits_ends_only_its_own_request(faulty, monkeypatch) -> None:
+def test_a_row_without_finite_logits_ends_only_its_own_request(faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
     server, ops = faulty
     expected = answer(server)
     real = ops._ops.logits
@@ -110,7 +117,7 @@ def test_a_row_without_finite_logits_ends_only_its_own_request(faulty, monkeypat
     assert is_idle(server)
 
 
-def test_health_is_503_while_every_step_fails_and_recovers(faulty) -> None:
+def test_health_is_503_while_every_step_fails_and_recovers(faulty: Faulty) -> None:
     server, ops = faulty
 
     def fail(number: int) -> None:
@@ -143,7 +150,7 @@ def start_stream(server: LiveServer, turnstile: Turnstile, pool: ThreadPoolExecu
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_full_queue_is_429_with_retry_after(faulty, stream: bool) -> None:
+def test_a_full_queue_is_429_with_retry_after(faulty: Faulty, stream: bool) -> None:
     server, ops = faulty
     with ThreadPoolExecutor(8) as pool:
         with Turnstile(ops) as turnstile:
@@ -167,7 +174,7 @@ def test_a_full_queue_is_429_with_retry_after(faulty, stream: bool) -> None:
     assert answer(server)
 
 
-def test_59_the_official_client_tries_again_after_429(faulty) -> None:
+def test_59_the_official_client_tries_again_after_429(faulty: Faulty) -> None:
     server, ops = faulty
     with ThreadPoolExecutor(8) as pool, Turnstile(ops) as turnstile:
         running = []
@@ -189,7 +196,7 @@ def test_59_the_official_client_tries_again_after_429(faulty) -> None:
         hooked.close()
 
 
-def test_many_prompts_are_taken_all_or_none(faulty) -> None:
+def test_many_prompts_are_taken_all_or_none(faulty: Faulty) -> None:
     server, ops = faulty
     with ThreadPoolExecutor(8) as pool, Turnstile(ops) as turnstile:
         opened = [start_stream(server, turnstile, pool, LONG) for _ in range(2)]
@@ -203,9 +210,22 @@ def test_many_prompts_are_taken_all_or_none(faulty) -> None:
             response.close()
 
 
+def test_a_choice_ended_by_a_stop_string_leaves_the_engine_before_the_others(faulty: Faulty) -> None:
+    server, ops = faulty
+    first, _ = server.post(TEXT, LONG | {"prompt": ["the", "a"], "max_tokens": 20}).json()["choices"]
+    with ThreadPoolExecutor(1) as pool, Turnstile(ops) as turnstile:
+        body = LONG | {"prompt": ["the", "a"], "stop": [first["text"][3:7]]}
+        future = pool.submit(server.post, TEXT, body)
+        pass_until(turnstile, lambda: server.worker.stats.num_running == 2)
+        steps = ops.num_steps
+        pass_until(turnstile, lambda: server.worker.stats.num_running == 1)
+        assert ops.num_steps - steps < 100
+        assert not future.done()
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 @pytest.mark.parametrize("stream", [False, True])
-def test_when_the_client_leaves_its_pages_are_free_within_two_steps(faulty, path: str, stream: bool) -> None:
+def test_when_the_client_leaves_its_pages_are_free_within_two_steps(faulty: Faulty, path: str, stream: bool) -> None:
     server, ops = faulty
     body = {"max_tokens": 400, "ignore_eos": True, "stream": stream}
     body |= {"messages": MESSAGES} if path == CHAT else {"prompt": "the"}
@@ -223,7 +243,7 @@ def test_when_the_client_leaves_its_pages_are_free_within_two_steps(faulty, path
     assert ops.num_steps - steps <= 2, "it would run 400 steps if nobody told the engine"
 
 
-def test_a_client_that_leaves_while_it_waits_is_forgotten(faulty) -> None:
+def test_a_client_that_leaves_while_it_waits_is_forgotten(faulty: Faulty) -> None:
     server, ops = faulty
     with ThreadPoolExecutor(8) as pool, Turnstile(ops) as turnstile:
         first = start_stream(server, turnstile, pool, LONG)
@@ -234,9 +254,11 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten(faulty) -> None:
         first.close()
 
 
-def test_many_leave_at_random_points_and_nothing_stays(faulty) -> None:
+def test_many_leave_at_random_points_and_nothing_stays(faulty: Faulty, caplog: pytest.LogCaptureFixture) -> None:
     server, _ = faulty
     expected = answer(server)
+    loop = server.worker._loop
+    tasks_before = len(asyncio.all_tasks(loop))
 
     def leave(number: int) -> None:
         body = LONG | {"stream": number % 2 == 0}
@@ -251,10 +273,13 @@ def test_many_leave_at_random_points_and_nothing_stays(faulty) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(leave, range(60)))
     wait_until(lambda: is_idle(server), "every request has left the engine")
+    wait_until(lambda: len(asyncio.all_tasks(loop)) <= tasks_before, "every task on the event loop has ended")
+    gc.collect()
+    assert "destroyed" not in caplog.text, "asyncio found a task that nobody ended"
     assert answer(server) == expected
 
 
-def test_a_hung_step_turns_health_to_503_refuses_requests_and_recovers(model_folder: Any) -> None:
+def test_a_hung_step_turns_health_to_503_refuses_requests_and_recovers(model_folder: Path) -> None:
     ops: list[FaultyOps] = []
     with (
         run_server(model_folder, prepare=lambda loaded: ops.append(FaultyOps(loaded)), watchdog_seconds=0.3) as server,
@@ -278,7 +303,7 @@ def test_a_hung_step_turns_health_to_503_refuses_requests_and_recovers(model_fol
         wait_until(lambda: is_idle(server), "the abandoned request has left the engine")
 
 
-def test_a_dead_engine_thread_turns_health_to_503(model_folder: Any, caplog) -> None:
+def test_a_dead_engine_thread_turns_health_to_503(model_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     ops: list[FaultyOps] = []
     with run_server(model_folder, prepare=lambda loaded: ops.append(FaultyOps(loaded))) as server:
         ops[0].before_step = raise_at(ops[0].num_steps + 3, SystemExit("killed"))
@@ -288,3 +313,41 @@ def test_a_dead_engine_thread_turns_health_to_503(model_folder: Any, caplog) -> 
         assert "the engine thread has ended" in server.get("/health").json()["error"]["message"]
         assert server.post(TEXT, LONG).status_code == 503
         assert "the engine thread died" in caplog.text
+
+
+def test_health_answers_while_a_prompt_is_tokenised(model_folder: Path) -> None:
+    release = threading.Event()
+
+    def wait_in_tokenizer(loaded: LoadedModel) -> None:
+        real = loaded.tokenizer.encode
+        loaded.tokenizer.encode = lambda text, **options: release.wait(60) and real(text, **options)  # type: ignore
+
+    with run_server(model_folder, prepare=wait_in_tokenizer) as server, ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(server.post, TEXT, {"prompt": "a", "max_tokens": 1}) for _ in range(8)]
+        try:
+            assert [server.get("/health").status_code for _ in range(20)] == [200] * 20
+            assert not any(future.done() for future in futures)
+        finally:
+            release.set()
+        assert [future.result().status_code for future in futures] == [200] * 8
+
+
+@pytest.mark.parametrize("part", ["encode", "token_bytes"])
+def test_a_tokenizer_that_fails_hurts_only_its_request(
+    model_folder: Path, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with run_server(model_folder) as server:
+        expected = answer(server)
+
+        def fail(*_: Any, **__: Any) -> Any:
+            raise ValueError("secret detail")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(server.loaded.tokenizer, part, fail)
+            response = server.post(TEXT, {"prompt": "a"})
+            assert response.status_code == 500
+            assert "secret" not in response.text
+            if part == "token_bytes":
+                assert "error" in frames(server.post(CHAT, {"messages": MESSAGES, "stream": True}))[-1]
+        wait_until(lambda: is_idle(server), "the failed requests have left the engine")
+        assert answer(server) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -32,7 +33,7 @@ def test_08_09_10_the_body_alone_decides_the_format(server: LiveServer, accept: 
         assert server.post(CHAT, request, headers={"accept": accept}).headers["content-type"].startswith(kind)
 
 
-def test_02_65_comment_lines_fill_long_pauses(model_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_02_65_comment_lines_fill_long_pauses(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_SECONDS", 0.05)
     ops: list[FaultyOps] = []
     with run_server(model_folder, prepare=lambda loaded: ops.append(FaultyOps(loaded))) as server:
@@ -52,7 +53,7 @@ def test_02_65_comment_lines_fill_long_pauses(model_folder: Any, monkeypatch: py
         assert len(list(create(model=MODEL_NAME, messages=MESSAGES, max_tokens=3, stream=True))) >= 2
 
 
-def test_07_a_connection_that_breaks_raises_in_the_official_client(model_folder: Any) -> None:
+def test_07_a_connection_that_breaks_raises_in_the_official_client(model_folder: Path) -> None:
     """The frame after which the server goes away is not the end of the answer."""
     ops: list[FaultyOps] = []
     with run_server(model_folder, prepare=lambda loaded: ops.append(FaultyOps(loaded))) as server:

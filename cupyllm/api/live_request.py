@@ -1,0 +1,64 @@
+"""What the event loop holds of a request that is inside the engine. worker.py makes these and feeds them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from cupyllm.engine import TokenEvent
+from cupyllm.sampling import SamplingParams
+from cupyllm.sequence import Sequence
+
+# What the engine thread delivers first, once it has taken a request.
+ADMITTED = object()
+
+
+class LiveRequest:
+    """One request inside the engine: P prompts, so P choices. Belongs to the event loop.
+
+    Whoever holds it must call `close` in the end; closing before all choices have ended aborts what still runs.
+    """
+
+    def __init__(
+        self,
+        prompts: list[list[int]],
+        params: list[SamplingParams],
+        *,
+        abort: Callable[[LiveRequest, int], None],
+        forget: Callable[[LiveRequest], None],
+    ) -> None:
+        self.prompts = prompts
+        self.params = params  # one for each prompt
+        self.sequences: list[Sequence] = []  # of the engine thread; the place of a sequence is its choice
+        self._abort = abort
+        self._forget = forget
+        self._items: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def admitted(self) -> None:
+        """Return once the engine has taken the request. Raises what `next_event` and Engine.add raise."""
+        item = await self._next()
+        assert item is ADMITTED
+
+    async def next_event(self) -> tuple[int, TokenEvent]:
+        """The next token event and the choice it is for. Raises EngineError when the engine failed."""
+        choice, event = await self._next()
+        return choice, event
+
+    def deliver(self, item: Any) -> None:
+        """Hand over ADMITTED, an exception, or (choice, event)."""
+        self._items.put_nowait(item)
+
+    def end_choice(self, choice: int) -> None:
+        """Stop generating for one choice; events on their way may still arrive."""
+        self._abort(self, choice)
+
+    def close(self) -> None:
+        """The request is over. Harmless to call again."""
+        self._forget(self)
+
+    async def _next(self) -> Any:
+        item = await self._items.get()
+        if isinstance(item, Exception):
+            raise item
+        return item
