@@ -1,11 +1,11 @@
 """Microseconds of host work in a decode step: plan, batch arrays and commit, with no model behind them.
 
-    python benchmarks/host_overhead.py --json benchmarks/results/host_overhead.json
+python benchmarks/host_overhead.py --json benchmarks/results/host_overhead.json
 
-    host.control_us.N         N running sequences, every one with one decode row
-    host.control_us.N.prefill the same beside a prompt that is worked on in chunks
-    host.prefix_lookup_ms     finding a cached prompt of 32,768 tokens
-    host.sampling_us.N        the sampling parameters of N sequences as arrays
+host.control_us.N         N running sequences, every one with one decode row
+host.control_us.N.prefill the same beside a prompt that is worked on in chunks
+host.prefix_lookup_ms     finding a cached prompt of 32,768 tokens
+host.sampling_us.N        the sampling parameters of N sequences as arrays
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from record import Row, finish
 
-from cupyllm.batch import build_batch
+from cupyllm.batch import BatchBuilder
 from cupyllm.page_allocator import PageAllocator
 from cupyllm.prefix_cache import PrefixCache
 from cupyllm.sampling import SamplingParams, build_sampling_batch
@@ -59,26 +59,28 @@ def control_us(count: int, *, prompt: bool, steps: int = 200) -> float:
         max_prefill_batch_size=8,
         max_step_tokens=count + 512,
     )
+    builder = BatchBuilder(PAGE_SIZE)
     for number in range(count):
         scheduler.add(make_sequence(number, 128 + number % PAGE_SIZE))
     while any(sequence.num_output_tokens < 2 for sequence in (*scheduler.running, *scheduler.waiting)):
-        step(scheduler)
+        step(scheduler, builder)
     if prompt:
         scheduler.add(make_sequence(count, 32 * steps + 100))
     start = time.perf_counter()
     for _ in range(steps):
-        step(scheduler)
+        step(scheduler, builder)
     return (time.perf_counter() - start) / steps * 1e6
 
 
-def step(scheduler: Scheduler) -> None:
+def step(scheduler: Scheduler, builder: BatchBuilder) -> None:
     """What the engine does around the model."""
     plan = scheduler.plan()
-    build_batch(plan, PAGE_SIZE)
+    builder.build(plan)
     scheduler.commit(plan)
-    for chunk in plan.chunks:
-        if chunk.sequence.num_uncomputed == 0:
-            chunk.sequence.append(7)
+    ended = [chunk.sequence for chunk in plan.prompts if chunk.reaches_end]
+    for sequence, token_id in zip([*plan.decodes, *ended], [7] * (len(plan.decodes) + len(ended)), strict=True):
+        if sequence.append(token_id) is not None:
+            scheduler.remove(sequence)
 
 
 def sampling_us(count: int, repeats: int = 200) -> float:

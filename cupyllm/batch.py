@@ -6,16 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cupyllm.scheduler import Plan
+from cupyllm.plan import Plan, PlannedChunk
+from cupyllm.sequence import Sequence
+
+ONE = np.int32(1)
 
 
 @dataclass(frozen=True)
 class Batch:
     """T tokens of S sequences, the decode rows first.
 
-    Sequence s owns the rows query_starts[s]:query_starts[s + 1]; its keys and values, those of this step included,
-    are the first context_lens[s] slots of its pages. The whole numbers are known on the host, so that launches need
-    no copy back.
+    Sequence s owns the rows query_starts[s]:query_starts[s + 1]; its keys and values, those of this step included, are
+    the first context_lens[s] slots of its pages. The whole numbers are known on the host, so that launches need no copy
+    back.
     """
 
     token_ids: np.ndarray  # (T,)
@@ -23,41 +26,117 @@ class Batch:
     slots: np.ndarray  # (T,) where its key and value go: page * page_size + offset
     query_starts: np.ndarray  # (S + 1,)
     context_lens: np.ndarray  # (S,)
-    page_tables: np.ndarray  # (S, most pages of a sequence), unused entries -1
+    page_tables: np.ndarray  # (S, at least the most pages of a sequence), unused entries -1
     logit_rows: np.ndarray  # (R,) rows of T whose next token is wanted
     num_decodes: int  # the first sequences, with one row each
     max_query_len: int
     max_context_len: int
 
 
-def build_batch(plan: Plan, page_size: int) -> Batch:
-    """Lay a plan out as arrays; the logits of every chunk that reaches its sequence's end are wanted."""
-    chunks = plan.chunks
+class BatchBuilder:
+    """Lays plans out as arrays. Decode rows are kept from step to step: who stays in a row is only moved on.
+
+    The arrays of a batch are valid until the next one is built.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._rows: list[Sequence] = []  # the decode rows of the last batch
+        self._positions = np.zeros(0, np.int32)  # these three have spare rows, and the page tables spare columns
+        self._slots = np.zeros(0, np.int32)
+        self._page_tables = np.full((0, 0), -1, np.int32)
+
+    def build(self, plan: Plan) -> Batch:
+        """The arrays of one step; the logits of every sequence whose last known token runs are wanted."""
+        self._update_rows(plan)
+        count = len(plan.decodes)
+        positions = self._positions[:count]
+        starts = np.arange(count + 1, dtype=np.int32)
+        decodes = Batch(
+            token_ids=np.array([sequence.token_ids[-1] for sequence in plan.decodes], np.int32),
+            positions=positions,
+            slots=self._slots[:count],
+            query_starts=starts,
+            context_lens=positions + ONE,
+            page_tables=self._page_tables[:count],
+            logit_rows=starts[:-1],
+            num_decodes=count,
+            max_query_len=1,
+            max_context_len=int(positions.max()) + 1 if count else 0,
+        )
+        return add_prompts(decodes, plan.prompts, self._page_size) if plan.prompts else decodes
+
+    def _update_rows(self, plan: Plan) -> None:
+        rows, before = plan.decodes, self._rows
+        self._positions[: len(before)] += 1
+        self._slots[: len(before)] += 1
+        if rows == before and not plan.page_copies:
+            entering = np.flatnonzero(self._positions[: len(rows)] % self._page_size == 0).tolist()
+            for row in entering:  # its token is the first of a page
+                page_table, place = rows[row].page_table, self._positions[row] // self._page_size
+                self._ensure_room(len(rows), len(page_table))
+                self._page_tables[row, place] = page_table[place]
+                self._slots[row] = page_table[place] * self._page_size
+            return
+        self._ensure_room(len(rows), max((len(sequence.page_table) for sequence in rows), default=0))
+        for row, sequence in enumerate(rows):
+            stays = row < len(before) and before[row] is sequence and not plan.page_copies
+            if not stays or self._positions[row] % self._page_size == 0:
+                self._fill_row(row, sequence)
+        self._rows = rows
+
+    def _fill_row(self, row: int, sequence: Sequence) -> None:
+        page_table, position = sequence.page_table, sequence.num_computed
+        self._positions[row] = position
+        self._slots[row] = page_table[position // self._page_size] * self._page_size + position % self._page_size
+        self._page_tables[row, : len(page_table)] = page_table
+        self._page_tables[row, len(page_table) :] = -1
+
+    def _ensure_room(self, num_rows: int, num_pages: int) -> None:
+        have_rows, have_pages = self._page_tables.shape
+        if num_rows <= have_rows and num_pages <= have_pages:
+            return
+        shape = (max(have_rows, 2 * num_rows), max(have_pages, 2 * num_pages))
+        self._positions = _enlarged(self._positions, shape[:1], 0)
+        self._slots = _enlarged(self._slots, shape[:1], 0)
+        self._page_tables = _enlarged(self._page_tables, shape, -1)
+
+
+def add_prompts(decodes: Batch, chunks: list[PlannedChunk], page_size: int) -> Batch:
+    """A batch of decode rows, which may be empty, with prompt chunks behind them."""
     lengths = np.array([chunk.length for chunk in chunks], np.int32)
     starts = np.array([chunk.start for chunk in chunks], np.int32)
-    query_starts = np.zeros(len(chunks) + 1, np.int32)
-    np.cumsum(lengths, out=query_starts[1:])
+    query_ends = np.cumsum(lengths, dtype=np.int32) + np.int32(decodes.num_decodes)
     pages_used = [-(-(chunk.start + chunk.length) // page_size) for chunk in chunks]
-    page_tables = np.full((len(chunks), max(pages_used)), -1, np.int32)
-    for row, (chunk, used) in enumerate(zip(chunks, pages_used, strict=True)):
-        page_tables[row, :used] = chunk.sequence.page_table[:used]
-
+    width = max(decodes.page_tables.shape[1], *pages_used)
+    page_tables = np.full((decodes.num_decodes + len(chunks), width), -1, np.int32)
+    page_tables[: decodes.num_decodes, : decodes.page_tables.shape[1]] = decodes.page_tables
     token_ids: list[int] = []
-    for chunk in chunks:
+    for row, (chunk, used) in enumerate(zip(chunks, pages_used, strict=True), start=decodes.num_decodes):
+        page_tables[row, :used] = chunk.sequence.page_table[:used]
         token_ids += chunk.sequence.token_ids[chunk.start : chunk.start + chunk.length]
-    sequence_of = np.repeat(np.arange(len(chunks), dtype=np.int32), lengths)  # (T,)
-    positions = np.arange(query_starts[-1], dtype=np.int32) - np.repeat(query_starts[:-1] - starts, lengths)
-    slots = page_tables[sequence_of, positions // page_size] * page_size + positions % page_size
-    ends = np.array([chunk.reaches_end for chunk in chunks])
+
+    place = np.arange(len(token_ids), dtype=np.int32)  # (tokens of prompts,)
+    chunk_of = np.repeat(np.arange(len(chunks), dtype=np.int32), lengths)
+    positions = place - (query_ends - lengths - np.int32(decodes.num_decodes) - starts)[chunk_of]
+    pages = page_tables[decodes.num_decodes + chunk_of, positions // page_size]
+    ended = np.array([chunk.reaches_end for chunk in chunks])
     return Batch(
-        token_ids=np.array(token_ids, np.int32),
-        positions=positions,
-        slots=slots,
-        query_starts=query_starts,
-        context_lens=starts + lengths,
+        token_ids=np.concatenate([decodes.token_ids, np.array(token_ids, np.int32)]),
+        positions=np.concatenate([decodes.positions, positions]),
+        slots=np.concatenate([decodes.slots, pages * page_size + positions % page_size]),
+        query_starts=np.concatenate([decodes.query_starts, query_ends]),
+        context_lens=np.concatenate([decodes.context_lens, starts + lengths]),
         page_tables=page_tables,
-        logit_rows=query_starts[1:][ends] - 1,
-        num_decodes=plan.num_decodes,
+        logit_rows=np.concatenate([decodes.logit_rows, query_ends[ended] - ONE]),
+        num_decodes=decodes.num_decodes,
         max_query_len=int(lengths.max()),
-        max_context_len=int((starts + lengths).max()),
+        max_context_len=max(decodes.max_context_len, int((starts + lengths).max())),
     )
+
+
+def _enlarged(array: np.ndarray, shape: tuple[int, ...], fill: int) -> np.ndarray:
+    """The same values in a larger array, the rest filled."""
+    larger = np.full(shape, fill, array.dtype)
+    larger[tuple(slice(size) for size in array.shape)] = array
+    return larger

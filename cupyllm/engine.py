@@ -16,23 +16,25 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import numpy as np
 
-from cupyllm.batch import Batch, build_batch
+from cupyllm.batch import Batch, BatchBuilder
 from cupyllm.config import EngineConfig
-from cupyllm.device import Device
+from cupyllm.device import Array, Device
 from cupyllm.errors import ContextLengthError, QueueFullError, RequestError
 from cupyllm.kv_cache import KVCache
 from cupyllm.model import Model, forward
 from cupyllm.model_config import GenerationDefaults
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.page_allocator import PageAllocator
+from cupyllm.plan import Plan
 from cupyllm.prefix_cache import PrefixCache
-from cupyllm.sampling import SampleResult, SamplingParams, build_sampling_batch
-from cupyllm.scheduler import Plan, Scheduler
+from cupyllm.sampling import SampleResult, SamplingBatchBuilder, SamplingParams
+from cupyllm.scheduler import Scheduler
 from cupyllm.sequence import FinishReason, Sequence
 
 
@@ -52,6 +54,26 @@ class TokenEvent:
     token_id: int | None
     logprobs: TokenLogprobs | None
     finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step gave: one token for each of `sequences`, -1 for one that failed. Iterating gives TokenEvents."""
+
+    sequences: list[Sequence]
+    token_ids: list[int]
+    sampled: SampleResult | None
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        for row, (sequence, token_id) in enumerate(zip(self.sequences, self.token_ids, strict=True)):
+            if token_id < 0:
+                yield TokenEvent(sequence, None, None, FinishReason.ERROR)
+            else:
+                logprobs = _logprobs(sequence, self.sampled, row)
+                yield TokenEvent(sequence, token_id, logprobs, sequence.finish_reason)
 
 
 @dataclass(frozen=True)
@@ -89,9 +111,10 @@ class Engine:
         self.cache = cache
         self.ops = ops
         self.device = device
-        self._vocab_limit = vocab_limit
         self._next_id = 0
         self._seeds = np.random.default_rng(config.seed)
+        self._batches = BatchBuilder(cache.page_size)
+        self._sampling = SamplingBatchBuilder(vocab_limit)
         self._unforked: dict[int, list[Sequence]] = {}  # sequence id -> those that will share its prompt
         allocator = PageAllocator(cache.num_pages)
         self.scheduler = Scheduler(
@@ -105,7 +128,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.scheduler.running or self.scheduler.waiting)
+        return self.scheduler.num_running > 0 or bool(self.scheduler.waiting)
 
     @property
     def num_waiting(self) -> int:
@@ -116,7 +139,7 @@ class Engine:
     def stats(self) -> EngineStats:
         scheduler, allocator = self.scheduler, self.scheduler.allocator
         return EngineStats(
-            len(scheduler.running),
+            scheduler.num_running,
             self.num_waiting,
             allocator.num_live,
             allocator.num_cached,
@@ -149,21 +172,21 @@ class Engine:
         self.scheduler.add(first)
         return [first, *others]
 
-    def step(self) -> list[TokenEvent]:
+    def step(self) -> StepResult:
         """Plan, run, sample, commit. Returns what every sequence that got a token, or failed, got."""
         plan = self.scheduler.plan()
-        if not plan.chunks:
-            return []
+        if not plan:
+            return StepResult([], [], None)
         self._copy_pages(plan)
-        batch = self._upload(build_batch(plan, self.cache.page_size))
+        batch = self._upload(self._batches.build(plan))
         logits = forward(self.ops, self.model, self.cache, batch)
         self.scheduler.commit(plan)
-        sequences, rows = self._fork(plan)
+        sequences = self._fork(plan)
         if not sequences:
-            return []
-        if len(rows) != rows[-1] + 1:  # some rows are sampled several times
-            logits = self.ops.embedding(self.device.upload(np.array(rows, np.int32)), logits)
-        sampled = self.ops.sample(logits, build_sampling_batch(sequences, vocab_limit=self._vocab_limit))
+            return StepResult([], [], None)
+        if len(sequences) > len(batch.logit_rows):
+            logits = self._repeat_rows(logits, plan, sequences)
+        sampled = self.ops.sample(logits, self._sampling.build(sequences))
         return self._commit(sequences, sampled)
 
     def abort(self, sequence: Sequence, reason: FinishReason = FinishReason.ABORT) -> None:
@@ -213,34 +236,38 @@ class Engine:
         for keys, values in zip(self.cache.keys, self.cache.values, strict=True):
             self.ops.copy_pages(keys, values, sources, copies)
 
-    def _fork(self, plan: Plan) -> tuple[list[Sequence], list[int]]:
-        """The sequences that get a token in this step, and for each its row of the logits.
+    def _fork(self, plan: Plan) -> list[Sequence]:
+        """The sequences that get a token in this step: the decode rows, then those whose prompt has been computed.
 
-        A prompt that was computed for several answers is forked here: each of them samples from the same row.
+        A prompt that was computed for several answers is forked here: each of them gets a token of its own.
         """
-        sequences: list[Sequence] = []
-        rows: list[int] = []
-        ended = [chunk.sequence for chunk in plan.chunks if chunk.reaches_end]
-        for row, sequence in enumerate(ended):
+        sequences = plan.decodes
+        ended = [chunk.sequence for chunk in plan.prompts if chunk.reaches_end]
+        for sequence in ended:
             others = self._unforked.pop(sequence.id, [])
             for other in others:
                 self.scheduler.fork(sequence, other)
-            sequences += [sequence, *others]
-            rows += [row] * (1 + len(others))
-        return sequences, rows
+            sequences = [*sequences, sequence, *others]
+        return sequences
 
-    def _commit(self, sequences: list[Sequence], sampled: SampleResult) -> list[TokenEvent]:
-        events = []
-        for row, (sequence, token_id) in enumerate(zip(sequences, sampled.token_ids.tolist(), strict=True)):
+    def _repeat_rows(self, logits: Array, plan: Plan, sequences: list[Sequence]) -> Array:
+        """One row of logits for each of `sequences`: those that were forked share their prompt's row."""
+        rows, row = [], -1
+        ended = {chunk.sequence.id for chunk in plan.prompts if chunk.reaches_end}
+        for place, sequence in enumerate(sequences):
+            row += place < len(plan.decodes) or sequence.id in ended
+            rows.append(row)
+        return self.ops.embedding(self.device.upload(np.array(rows, np.int32)), logits)
+
+    def _commit(self, sequences: list[Sequence], sampled: SampleResult) -> StepResult:
+        sampled = SampleResult(*(self.device.download(array) for array in vars(sampled).values()))
+        token_ids = sampled.token_ids.tolist()
+        for sequence, token_id in zip(sequences, token_ids, strict=True):
             if token_id < 0:
                 self.abort(sequence, FinishReason.ERROR)
-                events.append(TokenEvent(sequence, None, None, FinishReason.ERROR))
-                continue
-            sequence.append(token_id)
-            if sequence.finish_reason is not None:
+            elif sequence.append(token_id) is not None:
                 self.scheduler.remove(sequence)
-            events.append(TokenEvent(sequence, token_id, _logprobs(sequence, sampled, row), sequence.finish_reason))
-        return events
+        return StepResult(sequences, token_ids, sampled)
 
     def check(self, prompt_ids: Seq[int], params: SamplingParams) -> None:
         """Refuse what can never be served: raises RequestError naming the field. Any thread may call it."""
@@ -281,9 +308,9 @@ class Engine:
         return int(self._seeds.integers(2**64, dtype=np.uint64))
 
 
-def _logprobs(sequence: Sequence, sampled: SampleResult, row: int) -> TokenLogprobs | None:
+def _logprobs(sequence: Sequence, sampled: SampleResult | None, row: int) -> TokenLogprobs | None:
     count = sequence.params.logprobs
-    if count is None:
+    if count is None or sampled is None:
         return None
     ids, values = sampled.top_ids[row, :count].tolist(), sampled.top_logprobs[row, :count].tolist()
     return TokenLogprobs(float(sampled.logprobs[row]), tuple(zip(ids, values, strict=True)))

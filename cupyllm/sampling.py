@@ -6,10 +6,9 @@ transformers: repetition penalty, temperature, top-k, top-p, min-p, then one dra
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,7 +79,7 @@ class SamplingParams:
         """The same parameters with every None that has a default replaced by it."""
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
         given = {name: getattr(self, name) for name in names}
-        return dataclasses.replace(
+        return replace(
             self, **{name: getattr(defaults, name) if value is None else value for name, value in given.items()}
         )
 
@@ -122,6 +121,26 @@ class SampleResult:
     logprobs: np.ndarray  # (R,) float32, of the chosen token
     top_ids: np.ndarray  # (R, num_logprobs) int32, most likely first
     top_logprobs: np.ndarray  # (R, num_logprobs) float32
+
+
+class SamplingBatchBuilder:
+    """Lays the sampling parameters of sequences out as arrays; kept while the same sequences are sampled."""
+
+    def __init__(self, vocab_limit: int) -> None:
+        self._vocab_limit = vocab_limit
+        self._sequences: list[Any] = []
+        self._kept: SamplingBatch | None = None
+
+    def build(self, sequences: list[Any]) -> SamplingBatch:
+        """The arrays for the sequences (SampledSequence) whose next token is wanted, one row each."""
+        if self._kept is not None and sequences == self._sequences:
+            # Every one of them got a token since: only the counter of the random numbers has moved on.
+            self._kept = replace(self._kept, positions=self._kept.positions + np.int32(1))
+            return self._kept
+        batch = build_sampling_batch(sequences, vocab_limit=self._vocab_limit)
+        self._sequences = sequences
+        self._kept = None if len(batch.penalty_ids) else batch
+        return batch
 
 
 def build_sampling_batch(sequences: Sequence[SampledSequence], *, vocab_limit: int) -> SamplingBatch:

@@ -3,7 +3,7 @@
 A plan holds decode rows first, one token each, then chunks of prompts, all under one token budget. Pages are reserved
 here, so a step that was planned can always run. Sequences are ranked by priority, then by arrival. The rules:
 
-- Decodes go first, so a long prompt cannot stall them.
+- Every decoding sequence runs in every step, so a long prompt cannot stall it.
 - The first unfinished prompt gets half of what the decodes left, the other prompts share the rest first come, first
   served, and what they leave goes to the first: a long prompt advances in every step, and short ones need not wait
   for its end.
@@ -12,48 +12,22 @@ here, so a step that was planned can always run. Sequences are ranked by priorit
 - A waiting sequence is admitted when all its known tokens and one more fit in the available pages. Pages that the
   prefix cache knows are taken over; the last known token always runs, since its logits are wanted.
 - Sequences that were forked share pages. Who writes to a shared page gets a copy of it first.
+
+A step in which the same sequences decode costs little: only those that enter a new page are looked at one by one.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 from cupyllm.page_allocator import PageAllocator
+from cupyllm.plan import Plan, PlannedChunk, share_budget
 from cupyllm.prefix_cache import CachedPage, PrefixCache
 from cupyllm.sequence import Sequence, rank
 
 
-@dataclass(frozen=True)
-class PlannedChunk:
-    """Run tokens [start, start + length) of a sequence: one token for a decode row, more for a piece of a prompt."""
-
-    sequence: Sequence
-    start: int
-    length: int
-
-    @property
-    def reaches_end(self) -> bool:
-        """Whether the chunk holds the last known token, so that the next token can be sampled."""
-        return self.start + self.length == self.sequence.num_tokens
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What one step runs: the decode rows come first in `chunks`. Pages are copied (from, to) before anything runs."""
-
-    chunks: tuple[PlannedChunk, ...]
-    num_decodes: int
-    page_copies: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(chunk.length for chunk in self.chunks)
-
-
 class Scheduler:
-    """Owns the running and the waiting sequences, each list in order of rank. `prefix_cache` None turns reuse off."""
+    """Owns the sequences: `waiting` and `prefilling` in order of rank, `decoding` in order of rows."""
 
     def __init__(
         self,
@@ -65,6 +39,7 @@ class Scheduler:
         max_step_tokens: int,
         prefix_cache: PrefixCache | None = None,
     ) -> None:
+        """`prefix_cache` None turns the reuse of pages off."""
         assert max_step_tokens >= max_decode_batch_size
         self.allocator = allocator
         self.prefix_cache = prefix_cache
@@ -73,93 +48,116 @@ class Scheduler:
         self.max_prefill_batch_size = max_prefill_batch_size
         self.max_step_tokens = max_step_tokens
         self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
+        self.prefilling: list[Sequence] = []
+        self.decoding: list[Sequence] = []
         self.num_preemptions = 0
         self._page_copies: list[tuple[int, int]] = []
+        self._forked: list[Sequence] = []  # decode rows that may stand in a page they share
+
+    @property
+    def num_running(self) -> int:
+        return len(self.prefilling) + len(self.decoding)
+
+    @property
+    def running(self) -> list[Sequence]:
+        """All sequences that hold pages, in order of rank."""
+        return sorted((*self.prefilling, *self.decoding), key=rank)
 
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=rank)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a finished or aborted sequence out, wherever it is, and let its pages go."""
-        queue = self.running if sequence in self.running else self.waiting
-        queue.remove(sequence)
+        if sequence.row is not None:
+            self._leave_row(sequence)
+        else:
+            queue = self.prefilling if sequence in self.prefilling else self.waiting
+            queue.remove(sequence)
         self._release_pages(sequence)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let `child` go on where `parent` stands, over the same pages. Without a free row it waits to be recomputed."""
-        if len(self.running) >= self.max_decode_batch_size or parent not in self.running:
+        """Let `child` go on where `parent` stands, over the same pages. Without a free row it waits to be recomputed.
+
+        Both must get a token before the next plan.
+        """
+        if self.num_running >= self.max_decode_batch_size or not parent.page_table:
             self.add(child)
             return
         child.page_table = parent.page_table[: self._pages_for(parent.num_computed)]
         self.allocator.share(child.page_table)
         child.num_computed = parent.num_computed
         child.cached_pages = list(parent.cached_pages)
-        insort(self.running, child, key=rank)
+        self._forked += [parent, child]
+        insort(self.prefilling, child, key=rank)
 
     def plan(self) -> Plan:
         """Choose the next step's tokens and reserve their pages. An empty plan means there is nothing to run."""
         self._page_copies = []
-        decodes = self._plan_decodes()
-        prompts = self._plan_prompts(self.max_step_tokens - len(decodes))
-        # The reservation of a prompt may have preempted a decode that ranks below it.
-        decodes = [chunk for chunk in decodes if chunk.sequence in self.running]
+        for sequence in [sequence for sequence in self.prefilling if sequence.is_decoding]:
+            self.prefilling.remove(sequence)
+            self._join_row(sequence)
+        self._reserve_for_decodes()
+        prompts = self._plan_prompts(self.max_step_tokens - len(self.decoding))
         # Until here a copy's source had a holder of its own, so that no other copy could be planned into it.
         self.allocator.release([source for source, _ in self._page_copies])
-        return Plan(tuple(decodes + prompts), len(decodes), tuple(self._page_copies))
+        return Plan(list(self.decoding), prompts, self._page_copies)
 
     def commit(self, plan: Plan) -> None:
-        """The step ran: the planned tokens have their keys and values in the cache, and full pages can be published."""
-        for chunk in plan.chunks:
+        """The step ran: the planned prompt chunks have their keys and values in the cache.
+
+        Decode rows are told by Sequence.append; their pages are published when they enter the next one.
+        """
+        for chunk in plan.prompts:
             chunk.sequence.num_computed = chunk.start + chunk.length
-            if self.prefix_cache is not None:
-                self._publish_full_pages(chunk.sequence, self.prefix_cache)
+            self._publish_full_pages(chunk.sequence)
 
     def check_integrity(self) -> None:
         """Assert what must hold between steps; raises AssertionError naming what does not."""
-        tables = [sequence.page_table for sequence in (*self.running, *self.waiting)]
-        self.allocator.check_integrity(tables)
+        running = self.running
+        self.allocator.check_integrity([sequence.page_table for sequence in (*running, *self.waiting)])
         if self.prefix_cache is not None:
             self.prefix_cache.check_integrity()
-        assert len(self.running) <= self.max_decode_batch_size
+        assert len(running) <= self.max_decode_batch_size
+        assert [sequence.row for sequence in self.decoding] == list(range(len(self.decoding)))
         for sequence in self.waiting:
             assert not sequence.page_table, f"sequence {sequence.id} waits and holds pages"
             assert sequence.num_computed == 0, f"sequence {sequence.id} waits and has computed tokens"
-        for queue in (self.running, self.waiting):
+        for queue in (self.prefilling, self.waiting):
             ranks = [rank(sequence) for sequence in queue]
             assert ranks == sorted(set(ranks)), f"sequences are not in order of rank: {ranks}"
-        for sequence in self.running:
+            assert all(sequence.row is None for sequence in queue)
+        for sequence in running:
             assert sequence.finish_reason is None, f"sequence {sequence.id} is finished and runs"
             assert sequence.num_computed < sequence.num_tokens
             assert len(sequence.page_table) >= self._pages_for(sequence.num_computed)
 
-    def _plan_decodes(self) -> list[PlannedChunk]:
-        chunks = []
-        for sequence in self._still_running([sequence for sequence in self.running if sequence.is_decoding]):
-            if self._reserve(sequence, sequence.num_tokens):
-                chunks.append(PlannedChunk(sequence, sequence.num_computed, 1))
-        return chunks
+    def _reserve_for_decodes(self) -> None:
+        """Give every decode row the page that its token goes to; who gets none is preempted and leaves its row."""
+        first_of_page = 1 % self.page_size
+        entering = [s for s in self.decoding if len(s.token_ids) % self.page_size == first_of_page]
+        forked, self._forked = self._forked, []
+        for sequence in sorted((*entering, *forked), key=rank) if entering or forked else ():
+            if sequence.row is None:  # preempted on the way here, or gone
+                continue
+            self._publish_full_pages(sequence)
+            self._reserve(sequence, sequence.num_tokens)
 
     def _plan_prompts(self, budget: int) -> list[PlannedChunk]:
-        prompts = [sequence for sequence in self.running if not sequence.is_decoding]
-        prompts = prompts[: self.max_prefill_batch_size]
+        if not self.prefilling and not self.waiting:
+            return []
+        prompts = self.prefilling[: self.max_prefill_batch_size]
         most = min(self.max_prefill_batch_size, budget)
-        while len(prompts) < most and self.waiting and len(self.running) < self.max_decode_batch_size:
+        while len(prompts) < most and self.waiting and self.num_running < self.max_decode_batch_size:
             if not self._admit(self.waiting[0]):
                 break
             insort(prompts, self.waiting.pop(0), key=rank)
-        lengths = share_budget([sequence.num_uncomputed for sequence in prompts], budget)
-        length_of = dict(zip([sequence.id for sequence in prompts], lengths, strict=True))
         chunks = []
-        for sequence in self._still_running(prompts):
-            length = length_of[sequence.id]
-            if length and self._reserve(sequence, sequence.num_computed + length):
+        lengths = share_budget([sequence.num_uncomputed for sequence in prompts], budget)
+        for sequence, length in zip(prompts, lengths, strict=True):
+            # The reservation of a prompt before it may have preempted this one already.
+            if length and sequence in self.prefilling and self._reserve(sequence, sequence.num_computed + length):
                 chunks.append(PlannedChunk(sequence, sequence.num_computed, length))
         return chunks
-
-    def _still_running(self, sequences: list[Sequence]) -> Iterator[Sequence]:
-        """The sequences in turn, but for those that a reservation on the way has preempted."""
-        return (sequence for sequence in sequences if sequence in self.running)
 
     def _reserve(self, sequence: Sequence, num_tokens: int) -> bool:
         """Give `sequence` pages of its own to write its tokens up to `num_tokens` to; False if it was preempted.
@@ -172,7 +170,7 @@ class Scheduler:
             missing = self._pages_for(num_tokens) - len(table)
             if missing + must_copy <= self.allocator.num_available:
                 break
-            last = self.running[-1]
+            last = max((*self.prefilling, *self.decoding), key=rank)
             self._preempt(last)
             if last is sequence:
                 return False
@@ -185,7 +183,10 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.running.remove(sequence)
+        if sequence.row is not None:
+            self._leave_row(sequence)
+        else:
+            self.prefilling.remove(sequence)
         self._release_pages(sequence)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
@@ -197,7 +198,7 @@ class Scheduler:
         hits = self._find_hits(sequence)
         unheld = sum(not self.allocator.is_live(hit.page) for hit in hits)
         wanted = self._pages_for(sequence.num_tokens + 1) - len(hits) + unheld
-        promised = sum(self._pages_for(s.num_tokens) - len(s.page_table) for s in self.running if not s.is_decoding)
+        promised = sum(self._pages_for(s.num_tokens) - len(s.page_table) for s in self.prefilling)
         if wanted + promised > self.allocator.num_available:
             return False
         sequence.page_table = [hit.page for hit in hits]
@@ -206,45 +207,43 @@ class Scheduler:
         sequence.num_computed = len(hits) * self.page_size
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed
-        insort(self.running, sequence, key=rank)
+        insort(self.prefilling, sequence, key=rank)
         return True
+
+    def _join_row(self, sequence: Sequence) -> None:
+        sequence.row = len(self.decoding)
+        self.decoding.append(sequence)
+
+    def _leave_row(self, sequence: Sequence) -> None:
+        """Give the row to the last sequence, so that no other one moves."""
+        row, last = sequence.row, self.decoding.pop()
+        assert row is not None
+        if last is not sequence:
+            self.decoding[row] = last
+            last.row = row
+        sequence.row = None
 
     def _find_hits(self, sequence: Sequence) -> list[CachedPage]:
         if self.prefix_cache is None:
             return []
         return self.prefix_cache.find(sequence.token_ids[:-1], sequence.cache_salt)
 
-    def _publish_full_pages(self, sequence: Sequence, prefix_cache: PrefixCache) -> None:
+    def _publish_full_pages(self, sequence: Sequence) -> None:
+        """Make the pages known whose tokens have all been computed."""
+        if self.prefix_cache is None:
+            return
         known = sequence.cached_pages
         while (len(known) + 1) * self.page_size <= sequence.num_computed:
             start = len(known) * self.page_size
             ids = sequence.token_ids[start : start + self.page_size]
             parent = known[-1] if known else None
-            known.append(prefix_cache.publish(sequence.page_table[len(known)], ids, parent, sequence.cache_salt))
+            known.append(self.prefix_cache.publish(sequence.page_table[len(known)], ids, parent, sequence.cache_salt))
 
     def _release_pages(self, sequence: Sequence) -> None:
+        self._publish_full_pages(sequence)
         self.allocator.release(sequence.page_table)
         sequence.page_table = []
         sequence.cached_pages = []
 
     def _pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
-
-
-def share_budget(wanted: list[int], budget: int) -> list[int]:
-    """Split a token budget over prompts, first one first: half for it, then first come, first served, the rest back.
-
-    >>> share_budget([1000, 20, 20], 512)
-    [472, 20, 20]
-    >>> share_budget([1000, 900, 20], 512)
-    [256, 256, 0]
-    """
-    if not wanted:
-        return []
-    given = [min(wanted[0], -(-budget // 2))]
-    left = budget - given[0]
-    for want in wanted[1:]:
-        given.append(min(want, left))
-        left -= given[-1]
-    given[0] += min(wanted[0] - given[0], left)
-    return given

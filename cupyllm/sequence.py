@@ -22,9 +22,9 @@ class FinishReason(str, enum.Enum):
 class Sequence:
     """A prompt and the tokens generated after it.
 
-    `token_ids` holds both. Tokens [0, num_computed) have their keys and values in the cache; the rest are still to
-    be run. One uncomputed token is a decode row; more are a prompt (or, after preemption, a recompute) to be worked
-    on in chunks.
+    `token_ids` holds both. Tokens [0, num_computed) have their keys and values in the cache; the rest are still to be
+    run. One uncomputed output token is a decode row; more are a prompt (or, after preemption, a recompute) to be
+    worked on in chunks.
     """
 
     id: int
@@ -36,16 +36,19 @@ class Sequence:
     end_token_ids: frozenset[int]
     priority: int = 0  # lower runs first
     cache_salt: str = ""  # only sequences with the same salt share cached pages
-    distinct_ids: set[int] = field(default_factory=set)  # of prompt and output, for the repetition penalty
     page_table: list[int] = field(default_factory=list)
     cached_pages: list[CachedPage] = field(default_factory=list)  # its full pages, as the prefix cache knows them
     num_computed: int = 0
     num_cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None before it is admitted
     num_preemptions: int = 0
+    row: int | None = None  # its place in the decode batch, while it has one
     finish_reason: FinishReason | None = None
+    most_tokens: int = field(init=False)  # prompt and output, when max_tokens is reached
+    _distinct_ids: set[int] = field(default_factory=set)
+    _num_distinct_of: int = 0
 
     def __post_init__(self) -> None:
-        self.distinct_ids.update(self.token_ids)
+        self.most_tokens = self.num_prompt_tokens + self.max_tokens
 
     @property
     def num_tokens(self) -> int:
@@ -68,15 +71,24 @@ class Sequence:
         """One token is left to run and it is an output token: a row of the decode batch."""
         return self.num_uncomputed == 1 and self.num_output_tokens > 0
 
-    def append(self, token_id: int) -> None:
-        """Add a sampled token and settle whether it ends the sequence."""
-        assert self.finish_reason is None
-        self.token_ids.append(token_id)
-        self.distinct_ids.add(token_id)
+    @property
+    def distinct_ids(self) -> set[int]:
+        """The ids of prompt and output, each once: what the repetition penalty looks at."""
+        self._distinct_ids.update(self.token_ids[self._num_distinct_of :])
+        self._num_distinct_of = len(self.token_ids)
+        return self._distinct_ids
+
+    def append(self, token_id: int) -> FinishReason | None:
+        """Add a sampled token, before which everything has been computed; returns the reason if it was the last."""
+        token_ids = self.token_ids
+        if self.page_table:  # a fork that found no row has no pages, and computes everything again
+            self.num_computed = len(token_ids)
+        token_ids.append(token_id)
         if token_id in self.end_token_ids:
             self.finish_reason = FinishReason.STOP
-        elif self.num_output_tokens >= self.max_tokens:
+        elif len(token_ids) >= self.most_tokens:
             self.finish_reason = FinishReason.LENGTH
+        return self.finish_reason
 
 
 def rank(sequence: Sequence) -> tuple[int, int]:

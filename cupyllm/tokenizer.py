@@ -87,7 +87,8 @@ class Tokenizer:
             bad = ord(text[error.start])
             raise RequestError(f"the text holds the lone surrogate U+{bad:04X}, which is not a character") from None
         tokenizer = self._full if control_tokens else self._plain
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        # The batch form lets other threads run meanwhile; `encode` would hold them up for seconds on a long text.
+        ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:

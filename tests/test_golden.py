@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from cupyllm import LLM, SamplingParams
-from cupyllm.batch import build_batch
+from cupyllm.batch import BatchBuilder
 from cupyllm.engine import Engine
 from cupyllm.messages import normalise_messages
 from cupyllm.model import forward
-from cupyllm.scheduler import Plan, PlannedChunk
+from cupyllm.plan import Plan, PlannedChunk
 from cupyllm.sequence import Sequence
 
 CHECKPOINT = os.environ.get("CUPYLLM_TEST_CHECKPOINT")
@@ -99,6 +99,6 @@ def all_logits(engine: Engine, ids: list[int]) -> np.ndarray:
     """The logits after every token of `ids`, run as one prompt over the engine's own cache."""
     pages = list(range(-(-len(ids) // engine.config.page_size)))
     sequence = Sequence(0, ids, len(ids), SamplingParams(), 0, 1, frozenset(), page_table=pages)
-    batch = build_batch(Plan((PlannedChunk(sequence, 0, len(ids)),), 0), engine.config.page_size)
+    batch = BatchBuilder(engine.config.page_size).build(Plan([], [PlannedChunk(sequence, 0, len(ids))], []))
     batch = dataclasses.replace(batch, logit_rows=np.arange(len(ids), dtype=np.int32))
     return forward(engine.ops, engine.model, engine.cache, batch)

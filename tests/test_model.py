@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupyllm.batch import build_batch
+from cupyllm.batch import BatchBuilder
 from cupyllm.device import HostDevice
 from cupyllm.kv_cache import allocate_kv_cache
 from cupyllm.model import Model, forward
 from cupyllm.ops.reference import ReferenceOps
+from cupyllm.plan import Plan, PlannedChunk
 from cupyllm.sampling import SamplingParams
-from cupyllm.scheduler import Plan, PlannedChunk
 from cupyllm.sequence import Sequence
 from tests.engine_case import load_model
 from tests.tiny_checkpoint import write_tiny_checkpoint
@@ -58,14 +58,14 @@ def logits_in_chunks(model: Model, prompts: list[list[int]], chunk_lengths: list
     ]
     results: list[np.ndarray] = [np.empty(0)] * len(prompts)
     for length in chunk_lengths:
-        chunks = tuple(
+        chunks = [
             PlannedChunk(sequence, sequence.num_computed, min(length, sequence.num_uncomputed))
             for sequence in sequences
             if sequence.num_uncomputed
-        )
+        ]
         if not chunks:
             break
-        logits = forward(ReferenceOps(), model, cache, build_batch(Plan(chunks, 0), PAGE_SIZE))
+        logits = forward(ReferenceOps(), model, cache, BatchBuilder(PAGE_SIZE).build(Plan([], chunks, [])))
         ended = [chunk.sequence.id for chunk in chunks if chunk.reaches_end]
         for sequence_id, row in zip(ended, logits, strict=True):
             results[sequence_id] = row

@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cupyllm.page_allocator import PageAllocator
+from cupyllm.plan import Plan, share_budget
 from cupyllm.sampling import SamplingParams
-from cupyllm.scheduler import Plan, Scheduler, share_budget
+from cupyllm.scheduler import Scheduler
 from cupyllm.sequence import FinishReason, Sequence
 
 PAGE_SIZE = 4
@@ -36,27 +37,23 @@ def make_sequence(sequence_id: int, num_prompt_tokens: int, max_tokens: int = 10
     )
 
 
-def run_step(scheduler: Scheduler) -> Plan:
-    """What the engine does around a plan, with token 7 for every sample."""
+def run_step(scheduler: Scheduler) -> list[tuple[int, int, int]]:
+    """What the engine does around a plan, with token 7 for every sample; returns (id, start, length) of what ran."""
     plan = scheduler.plan()
+    chunks = plan.chunks
+    ended = [chunk.sequence for chunk in chunks if chunk.reaches_end]
     scheduler.commit(plan)
-    for chunk in plan.chunks:
-        if chunk.reaches_end and chunk.sequence.num_uncomputed == 0:
-            chunk.sequence.append(7)
-            if chunk.sequence.finish_reason is not None:
-                scheduler.remove(chunk.sequence)
+    for sequence in ended:
+        if sequence.append(7) is not None:
+            scheduler.remove(sequence)
     scheduler.check_integrity()
-    return plan
-
-
-def spans(plan: Plan) -> list[tuple[int, int, int]]:
-    return [(chunk.sequence.id, chunk.start, chunk.length) for chunk in plan.chunks]
+    return [(chunk.sequence.id, chunk.start, chunk.length) for chunk in chunks]
 
 
 def test_a_prompt_is_cut_into_chunks_of_the_budget() -> None:
     scheduler = make_scheduler(budget=16)
     scheduler.add(make_sequence(0, 40))
-    assert [spans(run_step(scheduler)) for _ in range(4)] == [[(0, 0, 16)], [(0, 16, 16)], [(0, 32, 8)], [(0, 40, 1)]]
+    assert [run_step(scheduler) for _ in range(4)] == [[(0, 0, 16)], [(0, 16, 16)], [(0, 32, 8)], [(0, 40, 1)]]
 
 
 def test_decodes_come_first_and_are_not_stalled_by_a_long_prompt() -> None:
@@ -64,16 +61,16 @@ def test_decodes_come_first_and_are_not_stalled_by_a_long_prompt() -> None:
     scheduler.add(make_sequence(0, 3))
     run_step(scheduler)
     scheduler.add(make_sequence(1, 60))
-    plan = run_step(scheduler)
-    assert spans(plan) == [(0, 3, 1), (1, 0, 15)]
-    assert plan.num_decodes == 1
+    plan = scheduler.plan()
+    assert [(chunk.sequence.id, chunk.start, chunk.length) for chunk in plan.chunks] == [(0, 3, 1), (1, 0, 15)]
+    assert (plan.num_decodes, plan.num_tokens) == (1, 16)
 
 
 def test_a_short_prompt_need_not_wait_for_the_end_of_a_long_one() -> None:
     scheduler = make_scheduler(budget=16)
     scheduler.add(make_sequence(0, 300))
     scheduler.add(make_sequence(1, 5))
-    assert spans(run_step(scheduler)) == [(0, 0, 11), (1, 0, 5)]
+    assert run_step(scheduler) == [(0, 0, 11), (1, 0, 5)]
 
 
 def test_a_long_prompt_advances_in_every_step_of_a_flood_of_short_ones() -> None:
@@ -96,15 +93,14 @@ def test_the_youngest_is_preempted_and_keeps_its_tokens_and_its_place() -> None:
         scheduler.add(sequence)
     run_step(scheduler)  # both prompts run in 2 pages each and give a token; the third does not fit
     run_step(scheduler)  # 9 tokens each from here: 3 pages, and there are 5
-    plan = run_step(scheduler)
-    assert spans(plan) == [(0, 8, 1)]
+    assert run_step(scheduler) == [(0, 8, 1)]
     assert scheduler.running == [old]
     assert scheduler.waiting == [young, waiting]
     assert (young.num_computed, young.num_output_tokens, young.num_preemptions) == (0, 2, 1)
     while old in scheduler.running and old.num_tokens < 17:
         run_step(scheduler)
     scheduler.remove(old)
-    assert spans(run_step(scheduler))[0] == (1, 0, 9), "it is recomputed, its two output tokens included"
+    assert run_step(scheduler)[0] == (1, 0, 9), "it is recomputed, its two output tokens included"
 
 
 def test_an_older_prompt_takes_the_pages_of_a_younger_decode_planned_in_the_same_step() -> None:
@@ -112,11 +108,11 @@ def test_an_older_prompt_takes_the_pages_of_a_younger_decode_planned_in_the_same
     old, young = make_sequence(0, 20), make_sequence(1, 5)
     scheduler.add(old)
     scheduler.add(young)
-    plans = []
+    steps = []
     while not young.num_preemptions:
-        plans.append(run_step(scheduler))
-    assert spans(plans[-2])[0][0] == young.id, "the younger was decoding until then"
-    assert spans(plans[-1]) == [(0, old.num_computed - 1, 1)]
+        steps.append(run_step(scheduler))
+    assert steps[-2][0][0] == young.id, "the younger was decoding until then"
+    assert steps[-1] == [(0, old.num_computed - 1, 1)]
     assert (old.num_output_tokens, old.num_preemptions) == (0, 0)
 
 
@@ -124,7 +120,7 @@ def test_no_more_sequences_run_than_the_two_batch_limits_allow() -> None:
     scheduler = make_scheduler(rows=3, prefills=2, budget=100)
     for sequence_id in range(6):
         scheduler.add(make_sequence(sequence_id, 2))
-    assert [len(run_step(scheduler).chunks) for _ in range(3)] == [2, 3, 3]
+    assert [len(run_step(scheduler)) for _ in range(3)] == [2, 3, 3]
     assert len(scheduler.waiting) == 3
 
 
@@ -169,14 +165,15 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule()
     def step(self) -> None:
-        had_work, before = bool(self.live), {sequence.id: sequence.num_computed for sequence in self.live}
+        had_work = bool(self.live)
         oldest = self.live[0] if self.live else None
         preemptions = oldest.num_preemptions if oldest else 0
         plan = self.scheduler.plan()
-        assert bool(plan.chunks) == had_work, "a step with work runs something"
+        chunks = plan.chunks
+        assert bool(plan) == had_work, "a step with work runs something"
         assert plan.num_tokens <= self.BUDGET
-        assert len({chunk.sequence.id for chunk in plan.chunks}) == len(plan.chunks)
-        for place, chunk in enumerate(plan.chunks):
+        assert len({chunk.sequence.id for chunk in chunks}) == len(chunks)
+        for place, chunk in enumerate(chunks):
             assert chunk.sequence in self.scheduler.running
             assert chunk.start == chunk.sequence.num_computed
             assert chunk.length >= 1
@@ -184,14 +181,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert chunk.sequence.is_decoding == (place < plan.num_decodes)
         if oldest is not None:
             assert oldest.num_preemptions == preemptions, "the oldest is never preempted"
-            assert any(chunk.sequence is oldest for chunk in plan.chunks), "the oldest advances in every step"
+            assert any(chunk.sequence is oldest for chunk in chunks), "the oldest advances in every step"
+        ended = [chunk.sequence for chunk in chunks if chunk.reaches_end]
         self.scheduler.commit(plan)
-        for chunk in plan.chunks:
-            assert chunk.sequence.num_computed == before[chunk.sequence.id] + chunk.length or chunk.start == 0
-            if chunk.sequence.num_uncomputed == 0:
-                chunk.sequence.append(7)
-                if chunk.sequence.finish_reason is not None:
-                    self.scheduler.remove(chunk.sequence)
+        for sequence in ended:
+            if sequence.append(7) is not None:
+                self.scheduler.remove(sequence)
 
     @invariant()
     def books_agree(self) -> None:

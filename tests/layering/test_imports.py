@@ -20,14 +20,15 @@ ALLOWED = {
     "device": set(),
     "prefix_cache": {"page_allocator"},
     "sequence": {"prefix_cache", "sampling"},
-    "scheduler": {"page_allocator", "prefix_cache", "sequence"},
-    "batch": {"scheduler"},
+    "plan": {"sequence"},
+    "scheduler": {"page_allocator", "plan", "prefix_cache", "sequence"},
+    "batch": {"plan", "sequence"},
     "sampling": {"errors", "model_config"},
     "kv_cache": {"device", "model_config"},
     "model": {"batch", "device", "kv_cache", "model_config", "ops", "rope", "weights"},
     "engine": {
-        "batch", "config", "device", "errors", "kv_cache", "model", "model_config", "ops", "page_allocator", "prefix_cache",
-        "sampling", "scheduler", "sequence",
+        "batch", "config", "device", "errors", "kv_cache", "model", "model_config", "ops", "page_allocator", "plan",
+        "prefix_cache", "sampling", "scheduler", "sequence",
     },
     "tokenizer": {"errors", "json_object"},
 }  # fmt: skip
@@ -69,7 +70,7 @@ def test_nothing_below_the_server_knows_http(name: str) -> None:
     assert not {"starlette", "uvicorn"} & {module.split(".")[0] for module in MODULES[name]}
 
 
-@pytest.mark.parametrize("name", ["scheduler", "page_allocator", "prefix_cache", "sequence"])
+@pytest.mark.parametrize("name", ["scheduler", "plan", "page_allocator", "prefix_cache", "sequence"])
 def test_the_control_plane_imports_no_array_library(name: str) -> None:
     assert not {"numpy", "cupy"} & {module.split(".")[0] for module in MODULES[name]}
 
