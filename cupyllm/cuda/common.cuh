@@ -78,6 +78,13 @@ __device__ __forceinline__ u32 pack_pair(float low, float high) {
     return *reinterpret_cast<const u32*>(&pair);
 }
 
+// What is left of two floats after their rounding to a pair of elements, as a pair: the sum of both pairs has about twice
+// the digits of one.
+__device__ __forceinline__ u32 remainder_pair(u32 pair, float low, float high) {
+    float2 rounded = unpack_pair(pair);
+    return pack_pair(low - rounded.x, high - rounded.y);
+}
+
 // 16 bytes, eight elements, by one instruction and through the read-only path. p must be a multiple of 16 bytes.
 __device__ __forceinline__ uint4 load_8_elements(const element_t* p) {
     return __ldg(reinterpret_cast<const uint4*>(p));
@@ -107,6 +114,36 @@ __device__ __forceinline__ float sum_of_products(float4 a, float4 b) {
     return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
 }
 
+__device__ __forceinline__ float4 product(float4 a, float scale) {
+    return make_float4(a.x * scale, a.y * scale, a.z * scale, a.w * scale);
+}
+
+__device__ __forceinline__ float largest_magnitude(float4 a) {  // NaN is passed over
+    return fmaxf(fmaxf(fabsf(a.x), fabsf(a.y)), fmaxf(fabsf(a.z), fabsf(a.w)));
+}
+
+// Eight floats rounded to elements: 16 bytes.
+__device__ __forceinline__ uint4 pack_8(float4 a, float4 b) {
+    return make_uint4(pack_pair(a.x, a.y), pack_pair(a.z, a.w), pack_pair(b.x, b.y), pack_pair(b.z, b.w));
+}
+
+// Four neighbours x[first] .. x[first + 3] of an array of `size` floats; -infinity stands for what lies past its end. By
+// one 16-byte load where the array allows it. `first` must be a multiple of 4.
+__device__ __forceinline__ float4 load_4_floats(const float* x, int first, int size) {
+    if (first + 4 <= size && reinterpret_cast<unsigned long long>(x) % 16 == 0) {
+        return __ldg(reinterpret_cast<const float4*>(x + first));
+    }
+    return make_float4(first < size ? x[first] : NEGATIVE_INFINITY, first + 1 < size ? x[first + 1] : NEGATIVE_INFINITY,
+                       first + 2 < size ? x[first + 2] : NEGATIVE_INFINITY,
+                       first + 3 < size ? x[first + 3] : NEGATIVE_INFINITY);
+}
+
+// An integer that orders as the float does (not for NaN); never 0, and the same for -0 and 0.
+__device__ __forceinline__ u32 ordered_bits(float x) {
+    u32 bits = __float_as_uint(x + 0.0f);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
 __device__ __forceinline__ float silu(float x) {  // x / (1 + exp(-x)); a very negative x gives -0
     return __fdividef(x, 1.0f + __expf(-x));
 }
@@ -128,17 +165,19 @@ __device__ __forceinline__ float scale_for_elements(float largest) {
 
 // ---- Sums in a fixed order ------------------------------------------------------------------------------------------
 
-// The sum over the 32 lanes of a warp, in every lane. All lanes must call it.
+// The sum over every LANES neighbours (a power of two; all 32 unless said), in each of them. All 32 lanes must call it.
+template <int LANES = WARP_SIZE>
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
-    for (int distance = WARP_SIZE / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(FULL_MASK, x, distance);
+    for (int distance = LANES / 2; distance > 0; distance /= 2) x += __shfl_xor_sync(FULL_MASK, x, distance);
     return x;
 }
 
-// The largest value over the 32 lanes of a warp, in every lane. All lanes must call it.
+// The largest value over every LANES neighbours, in each of them. All 32 lanes must call it.
+template <int LANES = WARP_SIZE>
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
-    for (int distance = WARP_SIZE / 2; distance > 0; distance /= 2) {
+    for (int distance = LANES / 2; distance > 0; distance /= 2) {
         x = fmaxf(x, __shfl_xor_sync(FULL_MASK, x, distance));
     }
     return x;
@@ -157,6 +196,66 @@ __device__ __forceinline__ float block_sum(float x, float* scratch) {
     return sum;
 }
 
+// `combine` over the values of all threads of a block of WARPS warps, in every thread, in a fixed order. `scratch` is
+// WARPS values of shared memory, free again on return; all threads must call it.
+template <int WARPS, class T, class Combine>
+__device__ __forceinline__ T block_reduce(T x, T* scratch, Combine combine) {
+#pragma unroll
+    for (int distance = WARP_SIZE / 2; distance > 0; distance /= 2) {
+        x = combine(x, __shfl_xor_sync(FULL_MASK, x, distance));
+    }
+    if (threadIdx.x % WARP_SIZE == 0) scratch[threadIdx.x / WARP_SIZE] = x;
+    __syncthreads();
+    x = scratch[0];
+#pragma unroll
+    for (int warp = 1; warp < WARPS; warp++) x = combine(x, scratch[warp]);
+    __syncthreads();
+    return x;
+}
+
+// ---- A softmax over scores that come a few at a time ----------------------------------------------------------------
+
+// Turn the next N scores of this lane into weights 2^(score - largest). The row of scores is spread over 4 neighbouring
+// lanes. `largest` is the row's largest score so far (at first NEGATIVE_INFINITY), `sum` the sum of this lane's weights
+// so far (at first 0); both are brought up to date. Returns what the results of earlier weights must be multiplied with.
+// All 32 lanes must call it. Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
+template <int N>
+__device__ __forceinline__ float softmax_step(float scores[N], float& largest, float& sum) {
+    float before = largest;
+#pragma unroll
+    for (int i = 0; i < N; i++) largest = fmaxf(largest, scores[i]);
+    largest = warp_max<4>(largest);
+    float base = largest == NEGATIVE_INFINITY ? 0.0f : largest;  // while no key of the row has been visible
+    float shrink = exp2f(before - base);
+    sum *= shrink;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        scores[i] = exp2f(scores[i] - base);
+        sum += scores[i];
+    }
+    return shrink;
+}
+
+// A part of a softmax-weighted sum, over some of the keys, is a row of floats: N weighted sums, then the largest score and
+// the sum of the weights. This adds four columns of `count` parts up that lie `stride` floats apart, in their order, after
+// bringing them to the same largest score.
+template <int N>
+__device__ __forceinline__ float4 add_softmax_parts(const float* part, int count, int stride, int column,
+                                                    float& largest, float& sum) {
+    largest = part[N];
+    for (int i = 1; i < count; i++) largest = fmaxf(largest, part[i * stride + N]);
+    float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    sum = 0.0f;
+#pragma unroll 4
+    for (int i = 0; i < count; i++, part += stride) {
+        float weight = exp2f(part[N] - largest);
+        float4 x = product(*reinterpret_cast<const float4*>(part + column), weight);
+        total = make_float4(total.x + x.x, total.y + x.y, total.z + x.z, total.w + x.w);
+        sum += part[N + 1] * weight;
+    }
+    return total;
+}
+
 // ---- Tensor cores ---------------------------------------------------------------------------------------------------
 //
 // d (16, 8) += a (16, 16) * b (16, 8), spread over a warp. With group = lane / 4 and member = lane % 4:
@@ -169,17 +268,19 @@ __device__ __forceinline__ float block_sum(float x, float* scratch) {
 // The same product from shuffles and fused multiply-adds, for GPUs whose tensor cores do not know it.
 __device__ __forceinline__ void fma_16x8x16(float d[4], const u32 a[4], const u32 b[2]) {
     int group = threadIdx.x % WARP_SIZE / 4, member = threadIdx.x % 4;
+#pragma unroll 1
+    for (int owner = 0; owner < 4; owner++) {  // the member that holds columns 2 * owner and + 1, and those + 8
 #pragma unroll
-    for (int pair = 0; pair < 8; pair++) {  // columns 2 * pair and + 1 of a
-        int owner = pair % 4, high = pair / 4;
-        float2 row = unpack_pair(__shfl_sync(FULL_MASK, a[2 * high], group * 4 + owner));
-        float2 row_8 = unpack_pair(__shfl_sync(FULL_MASK, a[2 * high + 1], group * 4 + owner));
-        float2 column = unpack_pair(__shfl_sync(FULL_MASK, b[high], 2 * member * 4 + owner));
-        float2 column_1 = unpack_pair(__shfl_sync(FULL_MASK, b[high], (2 * member + 1) * 4 + owner));
-        d[0] = fmaf(row.y, column.y, fmaf(row.x, column.x, d[0]));
-        d[1] = fmaf(row.y, column_1.y, fmaf(row.x, column_1.x, d[1]));
-        d[2] = fmaf(row_8.y, column.y, fmaf(row_8.x, column.x, d[2]));
-        d[3] = fmaf(row_8.y, column_1.y, fmaf(row_8.x, column_1.x, d[3]));
+        for (int high = 0; high < 2; high++) {
+            float2 row = unpack_pair(__shfl_sync(FULL_MASK, a[2 * high], group * 4 + owner));
+            float2 row_8 = unpack_pair(__shfl_sync(FULL_MASK, a[2 * high + 1], group * 4 + owner));
+            float2 column = unpack_pair(__shfl_sync(FULL_MASK, b[high], 2 * member * 4 + owner));
+            float2 column_1 = unpack_pair(__shfl_sync(FULL_MASK, b[high], (2 * member + 1) * 4 + owner));
+            d[0] = fmaf(row.y, column.y, fmaf(row.x, column.x, d[0]));
+            d[1] = fmaf(row.y, column_1.y, fmaf(row.x, column_1.x, d[1]));
+            d[2] = fmaf(row_8.y, column.y, fmaf(row_8.x, column.x, d[2]));
+            d[3] = fmaf(row_8.y, column_1.y, fmaf(row_8.x, column_1.x, d[3]));
+        }
     }
 }
 
