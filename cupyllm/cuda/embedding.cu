@@ -29,9 +29,6 @@
 // Source
 //   the op itself; no paper
 
-#ifndef TABLE_FLOAT32
-#define TABLE_FLOAT32 0
-#endif
 static_assert(TABLE_FLOAT32 == 0 || TABLE_FLOAT32 == 1, "TABLE_FLOAT32 is 0 or 1");
 
 #if TABLE_FLOAT32

@@ -3,22 +3,19 @@
 //   or the MLP's SiLU(gate) * up after. A decode step of one sequence is mostly this kernel, four times a layer.
 // Computes
 //   y[n] = sum over k of normed[k] * weight[n, k], + bias[n], + residual[n]
-//   normed = x * norm_weight / sqrt(mean of x^2 + eps), or x itself without HAS_NORM
+//   normed = x * norm_weight / sqrt(mean of x^2 + eps), or x itself without a norm
 //   with GATE_UP: hidden[n] = silu(gate) * up, gate from row n of weight and up from row N + n
 //   Twin: ReferenceOps.linear, and with GATE_UP ReferenceOps.gate_up_silu_mul
 // Arrays
 //   x             (1, K)              float32        read
 //   weight        (N, K)              fp16 or bf16   read      with GATE_UP (2 * N, K)
-//   norm_weight   (K,)                float32        read      with HAS_NORM
-//   bias          (N,)                fp16 or bf16   read      with HAS_BIAS
-//   residual      (1, N)              float32        read      with HAS_RESIDUAL
+//   norm_weight   (K,)                float32        read      or null: no norm
+//   bias          (N,)                fp16 or bf16   read      or null
+//   residual      (1, N)              float32        read      or null
 //   y             (1, N)              float32        written
 // Constants
 //   ELEMENT_BF16   0 or 1
-//   HAS_NORM       0 or 1
-//   HAS_BIAS       0 or 1
-//   HAS_RESIDUAL   0 or 1
-//   GATE_UP        0 or 1; then neither bias nor residual
+//   GATE_UP        0 or 1
 //   ROWS           2 or 4: rows of weight that a warp reads side by side
 //   K_WARPS        1, 2, 4 or 8: warps that share a row, each with its own chunks (split-K)
 // Launch
@@ -43,28 +40,7 @@
 // Source
 //   Williams, Waterman and Patterson, "Roofline", 2009, for counting bytes first
 
-#ifndef HAS_NORM
-#define HAS_NORM 0
-#endif
-#ifndef HAS_BIAS
-#define HAS_BIAS 0
-#endif
-#ifndef HAS_RESIDUAL
-#define HAS_RESIDUAL 0
-#endif
-#ifndef GATE_UP
-#define GATE_UP 0
-#endif
-#ifndef ROWS
-#define ROWS 4
-#endif
-#ifndef K_WARPS
-#define K_WARPS 1
-#endif
-static_assert(HAS_NORM == 0 || HAS_NORM == 1, "HAS_NORM is 0 or 1");
-static_assert(HAS_BIAS == 0 || HAS_BIAS == 1, "HAS_BIAS is 0 or 1");
-static_assert(HAS_RESIDUAL == 0 || HAS_RESIDUAL == 1, "HAS_RESIDUAL is 0 or 1");
-static_assert(GATE_UP == 0 || (GATE_UP == 1 && !HAS_BIAS && !HAS_RESIDUAL), "GATE_UP is 0 or 1, alone");
+static_assert(GATE_UP == 0 || GATE_UP == 1, "GATE_UP is 0 or 1");
 static_assert(ROWS == 2 || ROWS == 4, "ROWS is 2 or 4");
 static_assert(K_WARPS == 1 || K_WARPS == 2 || K_WARPS == 4 || K_WARPS == 8, "K_WARPS is 1, 2, 4 or 8");
 
@@ -74,12 +50,40 @@ static_assert(K_WARPS == 1 || K_WARPS == 2 || K_WARPS == 4 || K_WARPS == 8, "K_W
 #define BLOCK_OUTPUTS (WARPS / K_WARPS * WARP_OUTPUTS)
 
 // One lane's chunk of every row.
-__device__ __forceinline__ void load_chunk(uint4 weights[ROWS], const element_t* const rows[ROWS], int chunk) {
+__device__ __forceinline__ void load_chunk(uint4 weights[ROWS], const element_t* weight, const u32 rows[ROWS],
+                                           int chunk) {
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) weights[r] = load_8_elements(rows[r] + chunk * 8);
+    for (int r = 0; r < ROWS; r++) weights[r] = load_8_elements(weight + rows[r] + chunk * 8);
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * WARP_SIZE, 4) gemv(
+// sums[r] += row r of weight times x, and with NORM times norm_weight, squares += x * x; a chunk of every row at a time,
+// while the next chunks are on their way.
+template <bool NORM>
+__device__ __forceinline__ void multiply(float sums[ROWS], float& squares, const element_t* weight,
+                                         const u32 rows[ROWS], const float* x, const float* norm_weight, int chunk,
+                                         int chunks) {
+    const float4* x4 = reinterpret_cast<const float4*>(x);
+    const float4* norm4 = reinterpret_cast<const float4*>(norm_weight);
+    const int step = K_WARPS * WARP_SIZE;
+    uint4 next[ROWS];
+    if (chunk < chunks) load_chunk(next, weight, rows, chunk);
+    for (; chunk < chunks; chunk += step) {
+        uint4 weights[ROWS];
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) weights[r] = next[r];
+        if (chunk + step < chunks) load_chunk(next, weight, rows, chunk + step);
+        float4 first = __ldg(x4 + 2 * chunk), second = __ldg(x4 + 2 * chunk + 1);
+        if (NORM) {
+            squares += sum_of_products(first, first) + sum_of_products(second, second);
+            first = product(first, __ldg(norm4 + 2 * chunk));
+            second = product(second, __ldg(norm4 + 2 * chunk + 1));
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) sums[r] = dot_8(weights[r], first, second, sums[r]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * WARP_SIZE, ROWS == 4 ? 3 : 4) gemv(
     const float* __restrict__ x,            // (1, K)
     const element_t* __restrict__ weight,   // (N, K) or (2 * N, K)
     const float* __restrict__ norm_weight,  // (K,)
@@ -93,33 +97,20 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP_SIZE, 4) gemv(
     int warp = threadIdx.x / WARP_SIZE, lane = threadIdx.x % WARP_SIZE;
     int block_n = blockIdx.x * BLOCK_OUTPUTS;
     int warp_n = block_n + warp / K_WARPS * WARP_OUTPUTS;  // the warp's first output
-    const element_t* rows[ROWS];
+    u32 rows[ROWS];  // where weight[n, 0] is; the launch refuses weights of 2^32 elements and more
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        long long n = min(warp_n + r / ROWS_PER_OUTPUT, N - 1);  // past the end: the last row again, and not stored
-        rows[r] = weight + (n + (long long)(r % ROWS_PER_OUTPUT) * N) * K;  // weight[n, :], or weight[N + n, :]
+        int n = min(warp_n + r / ROWS_PER_OUTPUT, N - 1);  // past the end: the last row again, and not stored
+        rows[r] = u32(n + r % ROWS_PER_OUTPUT * N) * K;    // weight[n, :], or weight[N + n, :]
     }
-    int chunks = K / 8, step = K_WARPS * WARP_SIZE, chunk = warp % K_WARPS * WARP_SIZE + lane;
+    int chunk = warp % K_WARPS * WARP_SIZE + lane;
 
-    // 2 multiply and add, a chunk of every row at a time, while the next chunks are on their way
-    const float4* x4 = reinterpret_cast<const float4*>(x);
-    const float4* norm4 = reinterpret_cast<const float4*>(norm_weight);
+    // 2 multiply and add
     float sums[ROWS] = {}, squares = 0.0f;
-    uint4 next[ROWS];
-    if (chunk < chunks) load_chunk(next, rows, chunk);
-    for (; chunk < chunks; chunk += step) {
-        uint4 weights[ROWS];
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) weights[r] = next[r];
-        if (chunk + step < chunks) load_chunk(next, rows, chunk + step);
-        float4 first = __ldg(x4 + 2 * chunk), second = __ldg(x4 + 2 * chunk + 1);
-        if (HAS_NORM) {
-            squares += sum_of_products(first, first) + sum_of_products(second, second);
-            first = product(first, __ldg(norm4 + 2 * chunk));
-            second = product(second, __ldg(norm4 + 2 * chunk + 1));
-        }
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) sums[r] = dot_8(weights[r], first, second, sums[r]);
+    if (norm_weight) {
+        multiply<true>(sums, squares, weight, rows, x, norm_weight, chunk, K / 8);
+    } else {
+        multiply<false>(sums, squares, weight, rows, x, norm_weight, chunk, K / 8);
     }
 
     // 3 add up the lanes
@@ -128,10 +119,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP_SIZE, 4) gemv(
         float sum = warp_sum(sums[r]);
         if (lane == 0) partial[warp][r] = sum;
     }
-    if (HAS_NORM) {
-        squares = warp_sum(squares);
-        if (lane == 0) partial[warp][ROWS] = squares;
-    }
+    squares = warp_sum(squares);
+    if (lane == 0) partial[warp][ROWS] = squares;
     __syncthreads();
 
     // 4 add up the warps of a row, finish, store: one thread an output
@@ -144,12 +133,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * WARP_SIZE, 4) gemv(
     for (int part = first_warp; part < first_warp + K_WARPS; part++) {
         sum += partial[part][r];
         if (GATE_UP) up += partial[part][r + 1];
-        if (HAS_NORM) squares += partial[part][ROWS];
+        squares += partial[part][ROWS];
     }
-    if (HAS_NORM) scale = rsqrtf(__fdividef(squares, K) + eps);
+    if (norm_weight) scale = rsqrtf(__fdividef(squares, K) + eps);
     sum *= scale;
     if (GATE_UP) sum = silu(sum) * (up * scale);
-    if (HAS_BIAS) sum += to_float(bias[n]);
-    if (HAS_RESIDUAL) sum += residual[n];
+    if (bias) sum += to_float(bias[n]);
+    if (residual) sum += residual[n];
     y[n] = sum;
 }

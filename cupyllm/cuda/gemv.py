@@ -10,16 +10,10 @@ from cupyllm.device import Array
 
 # (ROWS, K_WARPS), from the fewest blocks to the most.
 LAYOUTS = ((4, 1), (4, 4), (2, 4), (2, 8))
-_CALLS = (
-    {"HAS_NORM": 1, "HAS_BIAS": 1, "HAS_RESIDUAL": 0, "GATE_UP": 0},  # q, k and v of Qwen2
-    {"HAS_NORM": 1, "HAS_BIAS": 0, "HAS_RESIDUAL": 0, "GATE_UP": 0},  # q, k and v of Qwen3; the head
-    {"HAS_NORM": 0, "HAS_BIAS": 0, "HAS_RESIDUAL": 1, "GATE_UP": 0},  # o; down
-    {"HAS_NORM": 1, "HAS_BIAS": 0, "HAS_RESIDUAL": 0, "GATE_UP": 1},  # gate and up
-)
 CONSTANT_SETS = tuple(
-    {"ELEMENT_BF16": bf16, **call, "ROWS": rows, "K_WARPS": k_warps}
+    {"ELEMENT_BF16": bf16, "GATE_UP": gate_up, "ROWS": rows, "K_WARPS": k_warps}
     for bf16 in (0, 1)
-    for call in _CALLS
+    for gate_up in (0, 1)
     for rows, k_warps in LAYOUTS
 )
 MAX_REGISTERS = 80

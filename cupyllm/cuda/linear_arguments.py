@@ -53,6 +53,8 @@ class LinearCall:
         bf16 = element_bf16(kernel, "weight", self.weight)
         check_array(kernel, "weight", self.weight, self.weight.dtype, (None, self.inner))
         check_inner_size(kernel, "K", self.inner)
+        if self.weight.size >= 2**32:
+            raise DeviceError(f"{kernel}: weight has {self.weight.size} elements; supported are less than 2^32")
         if max_rows < self.tokens:
             raise DeviceError(f"{kernel}: x has {self.tokens} rows; supported are up to {max_rows}")
         if self.norm is not None:
@@ -61,13 +63,7 @@ class LinearCall:
             check_array(kernel, "bias", self.bias, self.weight.dtype, (self.outputs,))
         if self.residual is not None:
             check_array(kernel, "residual", self.residual, np.float32, (self.tokens, self.outputs))
-        return {
-            "ELEMENT_BF16": bf16,
-            "HAS_NORM": int(self.norm is not None),
-            "HAS_BIAS": int(self.bias is not None),
-            "HAS_RESIDUAL": int(self.residual is not None),
-            "GATE_UP": int(self.gate_up),
-        }
+        return {"ELEMENT_BF16": bf16, "GATE_UP": int(self.gate_up)}
 
     def arrays(self, loader: KernelLoader) -> tuple[Array, ...]:
         """x, weight, norm weight, bias, residual: in the order of the kernels' arguments."""

@@ -31,6 +31,8 @@ Mode = Literal["fast", "check"]
 HEADER = "common.cuh"
 # A launch may use this much dynamic shared memory without asking for more first.
 DEFAULT_SHARED_MEMORY = 48 * 1024
+# More than the blocks of a row-wise split in any launch.
+MAX_TICKETS = 2**16
 _FIRST_ERROR = re.compile(r"^(?P<file>\S+?\.cuh?)[(:](?P<line>\d+).*?error(?: #\S+)?:\s*(?P<message>.*)$", re.MULTILINE)
 
 
@@ -66,12 +68,16 @@ class Backend(Protocol):
     """What compiles kernels and holds their arrays."""
 
     facts: DeviceFacts
+    null: Any  # what its launches take for a null pointer
 
     def compile(self, name: str, source: str, options: tuple[str, ...]) -> Kernel:
         """The kernel `name` of a source text. Raises DeviceError when the compiler refuses it."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An array with undefined contents."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """An array of zeros."""
 
 
 class KernelLoader:
@@ -85,9 +91,10 @@ class KernelLoader:
         self._source = source or source_of
         self._kernels: dict[tuple[str, tuple[tuple[str, int], ...]], Kernel] = {}
         self._lock = threading.Lock()
+        self._tickets: Array | None = None
         self.facts = backend.facts
-        # Passed for an array that a launch leaves out; the kernel's constants say that it is not there.
-        self.nothing = backend.empty((16,), np.dtype(np.uint8))
+        # Passed for an array that a launch leaves out: a null pointer.
+        self.nothing = backend.null
 
     def kernel(self, name: str, **constants: int) -> Kernel:
         """The kernel of cuda/<name>.cu compiled with these constants.
@@ -110,6 +117,17 @@ class KernelLoader:
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """An array on the loader's device with undefined contents."""
         return self._backend.empty(shape, np.dtype(dtype))
+
+    def tickets(self, count: int) -> Array:
+        """Counters (count,) uint32 by which blocks find out which of them comes last; each launch leaves them at zero.
+
+        They are the same for all launches, which therefore must follow each other, as those of one stream do.
+        """
+        with self._lock:
+            if self._tickets is None:
+                self._tickets = self._backend.zeros((MAX_TICKETS,), np.dtype(np.uint32))
+        assert count <= MAX_TICKETS
+        return self._tickets[:count]
 
 
 def emulated_loader(
@@ -160,6 +178,8 @@ def compile_error(name: str, log: str) -> DeviceError:
 class EmulatedBackend:
     """Kernels on the CPU, through cupyllm.cuda.emulator. Arrays are NumPy arrays."""
 
+    null = None
+
     def __init__(
         self, mode: Mode, arch: int, global_races: bool, on_launch: Callable[[LaunchReport], None] | None
     ) -> None:
@@ -188,6 +208,9 @@ class EmulatedBackend:
         array.reshape(-1).view(np.uint8)[:] = 0xFF
         return array
 
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return np.zeros(shape, dtype)
+
 
 @dataclass(frozen=True)
 class _Reporting:
@@ -204,6 +227,8 @@ class _Reporting:
 
 class CupyBackend:
     """Kernels on the current GPU, through CuPy."""
+
+    null = np.uintp(0)
 
     def __init__(self) -> None:
         try:
@@ -229,6 +254,9 @@ class CupyBackend:
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         return self._cupy.empty(shape, dtype)
+
+    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return self._cupy.zeros(shape, dtype)
 
 
 def _facts_of_gpu(cupy: Any) -> DeviceFacts:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from kernel_case import DTYPES, EPSILON, CheckedLaunches, assert_close, elements, random_floats, total_bytes, widen
 
-from cupyllm.cuda import embedding, gemv, rms_norm, silu_mul
+from cupyllm.cuda import embedding, gemv, rms_norm, silu_mul, skinny_gemm
 from cupyllm.cuda.linear_arguments import LinearCall
 from cupyllm.errors import DeviceError
 from cupyllm.ops.reference import Norm, ReferenceOps
@@ -122,3 +122,71 @@ def test_more_rows_than_a_kernel_has_are_refused() -> None:
     call = make_call(6, 2, 4, 16, "fp16", "plain")
     with pytest.raises(DeviceError, match="gemv: x has 2 rows; supported are up to 1"):
         gemv.launch(CheckedLaunches().loader, call)
+
+
+@DTYPES
+@pytest.mark.parametrize("surroundings", SURROUNDINGS)
+# Multiprocessors decide into how many splits K goes: none, as many as there are K tiles, and between.
+@pytest.mark.parametrize(
+    ("T", "N", "K", "multiprocessors"),
+    [
+        (1, 3, 8, 0),
+        (2, 70, 776, 0),
+        (8, 33, 520, 108),
+        (9, 130, 264, 108),
+        (31, 45, 200, 3),
+        (33, 257, 40, 0),
+        (64, 21, 296, 2),
+    ],
+)
+def test_skinny_gemm_is_its_reference_op(
+    dtype: str, surroundings: str, T: int, N: int, K: int, multiprocessors: int
+) -> None:
+    launches = CheckedLaunches()
+    launches.loader.facts = replace(launches.loader.facts, num_multiprocessors=multiprocessors)
+    call = make_call(7, T, N, K, dtype, surroundings)
+    assert_close(skinny_gemm.launch(launches.loader, call), expected(call), epsilon=EPSILON[dtype], factor=2)
+
+
+@pytest.mark.parametrize("arch", [70, 75])
+@DTYPES
+def test_skinny_gemm_in_the_forms_of_older_gpus(arch: int, dtype: str) -> None:
+    call = make_call(8, 5, 40, 264, dtype, "norm bias residual")
+    actual = skinny_gemm.launch(CheckedLaunches(arch=arch).loader, call)
+    assert_close(actual, expected(call), epsilon=EPSILON[dtype], factor=2)
+
+
+@DTYPES
+@pytest.mark.parametrize("surroundings", ["plain", "norm gate_up"])
+def test_skinny_gemm_takes_rows_of_any_magnitude_side_by_side(dtype: str, surroundings: str) -> None:
+    call = make_call(9, 6, 33, 776, dtype, surroundings)
+    call.x[:] *= np.array([1e-6, 1e4, 1e6, 1.0, 0.0, 1.0], np.float32)[:, None]
+    call.x[3, 700] = 3e5  # comes after smaller ones have been added up
+    call.x[5, :512] = 0.0
+    actual = skinny_gemm.launch(CheckedLaunches().loader, call)
+    for row in (0, 1, 2, 3, 5):
+        assert_close(actual[row], expected(call)[row], epsilon=EPSILON[dtype], factor=2)
+    np.testing.assert_array_equal(actual[4], 0.0)
+
+
+def test_nan_and_infinity_stay_in_their_row() -> None:
+    call = make_call(10, 4, 17, 264, "fp16", "plain")
+    call.x[1, 5], call.x[2, 200] = np.nan, np.inf
+    actual = skinny_gemm.launch(CheckedLaunches().loader, call)
+    assert not np.isfinite(actual[1:3]).any()
+    assert_close(actual[::3], expected(call)[::3], epsilon=EPSILON["fp16"], factor=2)
+
+
+@pytest.mark.parametrize("T", [2, 64])
+def test_skinny_gemm_reads_every_weight_once_and_whole_sectors_and_repeats_itself(T: int) -> None:
+    launches = CheckedLaunches(global_races=False)
+    call = make_call(11, T, 256, 512, "bf16", "norm gate_up")
+    first = skinny_gemm.launch(launches.loader, call)
+    again = skinny_gemm.launch(launches.loader, call)
+    np.testing.assert_array_equal(again, first)
+    least = skinny_gemm.least_bytes(T, 256, 512, gate_up=1, norm=1)
+    for report in launches.reports:
+        assert total_bytes(report)["weight"] == least["weight"]
+        assert report.argument("weight").read.efficiency == 1.0
+        assert report.bank_conflicts == 0
+    assert not launches.loader.tickets(1000).any()

@@ -28,8 +28,12 @@ class CountingBackend:
         self.compiled.append((name, options))
         return lambda grid, block, args, *, shared_mem=0: self.launched.append((grid, shared_mem))
 
+    null = None
+
     def empty(self, shape, dtype):
         return np.empty(shape, dtype)
+
+    zeros = staticmethod(np.zeros)
 
 
 @pytest.fixture
