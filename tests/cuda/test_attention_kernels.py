@@ -13,7 +13,7 @@ import pytest
 from attention_case import AttentionCase, make_case
 from kernel_case import DTYPES, EPSILON, CheckedLaunches, assert_close, total_bytes
 
-from cupyllm.cuda import paged_attention_decode
+from cupyllm.cuda import paged_attention_decode, paged_attention_prefill
 from cupyllm.cuda.emulator import guarded_empty
 from cupyllm.cuda.loader import KernelLoader, emulated_loader
 from cupyllm.errors import DeviceError
@@ -160,8 +160,99 @@ def test_decode_refuses_several_queries_a_sequence_and_too_few_tickets() -> None
         paged_attention_decode.launch(loader, make_case([20, 3]).call, tickets)
 
 
+def prefill(case: AttentionCase, loader: KernelLoader) -> np.ndarray:
+    starts, longest = case.batch.query_starts, case.batch.max_query_len
+    return paged_attention_prefill.launch(loader, case.call, starts, max_query_len=longest)
+
+
+def assert_prefill_close(case: AttentionCase, actual: np.ndarray, dtype: str) -> None:
+    assert_close(actual, case.expected(), epsilon=EPSILON[dtype], factor=4)
+
+
+@DTYPES
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("heads", HEADS)
+def test_prefill_of_ragged_chunks_after_cached_tokens_is_the_reference_op(
+    dtype: str, D: int, heads: tuple[int, int]
+) -> None:
+    contexts, queries = [1, 15, 16, 33, 70, 64], [1, 15, 16, 20, 3, 1]
+    case = make_case(contexts, queries, H=heads[0], KH=heads[1], D=D, dtype=dtype)
+    assert_prefill_close(case, prefill(case, CheckedLaunches().loader), dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize(("contexts", "queries"), [([150], [150]), ([200, 67], [65, 64])])
+def test_prefill_over_several_tiles_of_rows_and_keys_is_the_reference_op(
+    dtype: str, D: int, contexts: list[int], queries: list[int]
+) -> None:
+    case = make_case(contexts, queries, H=3, KH=1, D=D, page_size=32, dtype=dtype)
+    assert_prefill_close(case, prefill(case, CheckedLaunches().loader), dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("window", [1, 16, 33, 500])
+def test_prefill_sees_only_the_window(dtype: str, window: int) -> None:
+    case = make_case([90, 17, 140], [90, 2, 20], dtype=dtype).with_window(window)
+    assert_prefill_close(case, prefill(case, CheckedLaunches().loader), dtype)
+
+
+@DTYPES
+@pytest.mark.parametrize("scale", [0.0, 1e-4, 1e4, 1e9])
+def test_prefill_takes_queries_far_beyond_fp16(dtype: str, scale: float) -> None:
+    case = make_case([40, 17], [20, 17], dtype=dtype, scale=scale)
+    case.call.q[::2] *= 1e-3  # rows of other sizes in the same tile
+    assert_prefill_close(case, prefill(case, CheckedLaunches().loader), dtype)
+
+
+def test_prefill_of_a_long_chunk_after_a_long_prefix() -> None:
+    case = make_case([2500, 700], [130, 90], H=7, KH=1, D=128, page_size=32, dtype="bf16")
+    assert_prefill_close(case, prefill(case, emulated_loader("fast")), "bf16")
+
+
+def test_prefill_gives_the_same_bits_every_time() -> None:
+    case = make_case([120, 30], [70, 30], H=7, KH=1)
+    first, second = (prefill(case, emulated_loader("fast")) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_prefill_writes_only_the_rows_of_its_chunks() -> None:
+    case = make_case([20, 33], [5, 7])
+    loader = CheckedLaunches().loader
+    whole = guarded_empty((12, 4 * 64), np.float32)
+    whole[:] = 7.0
+    second = replace(case.call, context_lens=case.call.context_lens[1:], page_tables=case.call.page_tables[1:])
+    paged_attention_prefill.launch(loader, second, case.batch.query_starts[1:], max_query_len=7, out=whole)
+    assert_close(whole[5:], case.expected()[5:], epsilon=EPSILON["fp16"], factor=4)
+    assert (whole[:5] == 7.0).all()
+
+
+@pytest.mark.parametrize("D", [64, 128])
+def test_prefill_reads_what_a_tile_may_see_once_in_whole_sectors_and_without_bank_conflicts(D: int) -> None:
+    launches = CheckedLaunches(global_races=False)
+    contexts, queries = [100, 37], [9, 5]  # up to 9 * 7 rows: one tile
+    prefill(make_case(contexts, queries, H=7, KH=1, D=D), launches.loader)
+    (report,) = launches.reports
+    assert total_bytes(report)["keys"] == total_bytes(report)["values"] == 2 * D * sum(contexts)
+    assert total_bytes(report)["q"] == total_bytes(report)["out"] == 4 * 7 * D * sum(queries)
+    for name in ("q", "keys", "values", "out"):
+        argument = report.argument(name)
+        assert (argument.read + argument.written).efficiency >= 0.95, name
+    assert report.bank_conflicts == 0
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_prefill_refuses_what_it_does_not_support_by_name(changes: dict[str, Any], message: str) -> None:
+    case = make_case([20])
+    with pytest.raises(DeviceError, match=message):
+        prefill(replace(case, call=replace(case.call, **changes)), CheckedLaunches().loader)
+
+
 @pytest.mark.parametrize("arch", [70, 75])
 @DTYPES
-def test_decode_on_older_generations_is_the_reference_op(arch: int, dtype: str) -> None:
+def test_older_generations_give_the_reference_op(arch: int, dtype: str) -> None:
+    loader = CheckedLaunches(arch=arch).loader
     case = make_case([33], H=7, KH=1, dtype=dtype)
-    assert_decode_close(case, decode(case, CheckedLaunches(arch=arch).loader), dtype)
+    assert_decode_close(case, decode(case, loader), dtype)
+    case = make_case([33], [9], H=7, KH=1, dtype=dtype)
+    assert_prefill_close(case, prefill(case, loader), dtype)
