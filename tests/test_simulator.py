@@ -311,6 +311,16 @@ def test_a_small_cache_preempts_and_a_large_one_does_not() -> None:
     assert large.requests_per_s > small.requests_per_s
 
 
+def test_a_preempted_request_is_seen_to_queue_and_to_be_computed_again() -> None:
+    simulation = start_simulation(
+        closed_workload(8, 24, Shape(prompt_tokens=64, output_tokens=200), seed=0), num_pages=60
+    )
+    simulation.run()
+    states = [[span.state for span in record.spans] for record in simulation.requests if record.num_preemptions]
+    assert any(["decode", "queue", "prefill", "decode"] == found[-4:] for found in states)
+    assert sum(len(step.preempted_ids) for step in simulation.steps) == simulation.scheduler.num_preemptions
+
+
 def test_a_shared_prefix_is_found_and_lowers_the_time_to_the_first_token() -> None:
     workload = poisson_workload(20.0, 40, Shape(shared_prefix=2000, output_tokens=20), seed=0)
     cached, computed = simulated(workload, prefix_cache=True), simulated(workload, prefix_cache=False)
