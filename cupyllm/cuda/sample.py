@@ -1,0 +1,108 @@
+"""The sampling op on a device: which kernels choose the next tokens of a batch.
+
+    argmax                                    when every row is greedy: one launch
+    group_maxima, cutoff, draw                when some row is not
+    penalise                                  before these, when some row has a repetition penalty
+    group_maxima, top_logprobs                after these, when some row wants log-probabilities
+
+The launches depend only on what the host knows when it builds the batch, never on values on the device. A captured
+graph of them replays with other parameters when the arrays of its SamplingArrays are overwritten in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cupyllm.cuda import argmax, cutoff, draw, group_maxima, penalise, top_logprobs
+from cupyllm.cuda.loader import KernelLoader
+from cupyllm.device import Array
+from cupyllm.sampling import GREEDY_BELOW, SampleResult, SamplingBatch
+
+
+@dataclass(frozen=True)
+class RowParameters:
+    """The arrays of a SamplingBatch on the device, under the same names."""
+
+    seeds: Array  # (R,) uint64
+    temperature: Array  # (R,) float32
+    top_k: Array  # (R,) int32
+    top_p: Array  # (R,) float32
+    min_p: Array  # (R,) float32
+    repetition_penalty: Array  # (R,) float32
+    positions: Array  # (R,) int32
+    penalty_starts: Array  # (R + 1,) int32
+    penalty_ids: Array  # (N,) int32
+
+
+# In the order in which they lie in the one array that is uploaded: seeds first, because 8-byte numbers must be aligned.
+_FIELDS = tuple(RowParameters.__dataclass_fields__)
+
+
+@dataclass(frozen=True)
+class SamplingArrays:
+    """A SamplingBatch on the device, and what the host knows of it: that alone decides the launches."""
+
+    rows: RowParameters | None  # None when nothing reads them: all rows greedy and without a penalty
+    all_greedy: bool
+    any_penalty: bool
+    num_logprobs: int  # -1 when none wants logprobs
+    vocab_limit: int
+
+
+def upload_sampling(sampling: SamplingBatch, upload: Callable[[np.ndarray], Array]) -> SamplingArrays:
+    """Put the parameters of a batch on the device, with at most one upload."""
+    all_greedy = bool((sampling.temperature < GREEDY_BELOW).all())
+    any_penalty = len(sampling.penalty_ids) > 0
+    rows = None if all_greedy and not any_penalty else _upload_rows(sampling, upload)
+    return SamplingArrays(rows, all_greedy, any_penalty, sampling.num_logprobs, sampling.vocab_limit)
+
+
+def sample(loader: KernelLoader, logits: Array, sampling: SamplingArrays) -> SampleResult:
+    """Choose the next token of every row: ReferenceOps.sample, with the result's arrays on the device.
+
+    logits is (R, V) float32. Raises DeviceError for what the kernels do not support.
+    """
+    N = min(logits.shape[1], sampling.vocab_limit)
+    token_ids = _choose(loader, logits, N, sampling)
+    if sampling.num_logprobs < 0:
+        R = len(token_ids)
+        no_logprobs = loader.empty((0,), np.float32), loader.empty((R, 0), np.int32), loader.empty((R, 0), np.float32)
+        return SampleResult(token_ids, *no_logprobs)
+    index = group_maxima.launch(loader, logits, N)
+    tops = top_logprobs.launch(loader, logits, N, index, token_ids, sampling.num_logprobs)
+    return SampleResult(token_ids, *tops)
+
+
+def _choose(loader: KernelLoader, logits: Array, N: int, sampling: SamplingArrays) -> Array:
+    """The chosen token ids: (R,) int32."""
+    rows = sampling.rows
+    if rows is None:
+        return argmax.launch(loader, logits, N)
+    if sampling.any_penalty:
+        logits = penalise.launch(
+            loader,
+            logits,
+            N,
+            repetition_penalty=rows.repetition_penalty,
+            penalty_starts=rows.penalty_starts,
+            penalty_ids=rows.penalty_ids,
+        )
+    if sampling.all_greedy:
+        return argmax.launch(loader, logits, N)
+    index = group_maxima.launch(loader, logits, N, rows.temperature)
+    filters = {"temperature": rows.temperature, "top_k": rows.top_k, "top_p": rows.top_p, "min_p": rows.min_p}
+    most_likely, cutoffs = cutoff.launch(loader, logits, N, index, **filters)
+    noise = {"temperature": rows.temperature, "seeds": rows.seeds, "positions": rows.positions}
+    return draw.launch(loader, logits, N, index[0], most_likely, cutoffs, **noise)
+
+
+def _upload_rows(sampling: SamplingBatch, upload: Callable[[np.ndarray], Array]) -> RowParameters:
+    """All arrays as parts of one, because an upload costs more than its bytes."""
+    arrays = [getattr(sampling, name) for name in _FIELDS]
+    words = upload(np.concatenate([np.ascontiguousarray(array).view(np.int32) for array in arrays]))
+    ends = np.cumsum([array.nbytes // 4 for array in arrays]).tolist()
+    parts = (words[end - array.nbytes // 4 : end] for array, end in zip(arrays, ends, strict=True))
+    return RowParameters(*(part.view(array.dtype) for part, array in zip(parts, arrays, strict=True)))
