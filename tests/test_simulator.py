@@ -317,7 +317,7 @@ def test_a_preempted_request_is_seen_to_queue_and_to_be_computed_again() -> None
     )
     simulation.run()
     states = [[span.state for span in record.spans] for record in simulation.requests if record.num_preemptions]
-    assert any(["decode", "queue", "prefill", "decode"] == found[-4:] for found in states)
+    assert any(found[-4:] == ["decode", "queue", "prefill", "decode"] for found in states)
     assert sum(len(step.preempted_ids) for step in simulation.steps) == simulation.scheduler.num_preemptions
 
 
