@@ -56,7 +56,7 @@ __device__ __forceinline__ void load_chunk(uint4 weights[ROWS], const element_t*
     for (int r = 0; r < ROWS; r++) weights[r] = load_8_elements(weight + rows[r] + chunk * 8);
 }
 
-// sums[r] += row r of weight times x, and with NORM times norm_weight, squares += x * x; a chunk of every row at a time,
+// sums[r] += row r of weight times x, and with NORM times norm_weight, squares += x * x; a chunk of every row at once,
 // while the next chunks are on their way.
 template <bool NORM>
 __device__ __forceinline__ void multiply(float sums[ROWS], float& squares, const element_t* weight,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from kernel_case import DTYPES, EPSILON, CheckedLaunches, assert_close, elements, random_floats, total_bytes, widen
 
-from cupyllm.cuda import embedding, gemv, rms_norm, silu_mul, skinny_gemm
+from cupyllm.cuda import embedding, gemv, rms_norm, round_rows, silu_mul, skinny_gemm, tile_gemm
 from cupyllm.cuda.linear_arguments import LinearCall
 from cupyllm.errors import DeviceError
 from cupyllm.ops.reference import Norm, ReferenceOps
@@ -133,7 +133,7 @@ def test_more_rows_than_a_kernel_has_are_refused() -> None:
         (1, 3, 8, 0),
         (2, 70, 776, 0),
         (8, 33, 520, 108),
-        (9, 130, 264, 108),
+        (9, 66, 264, 108),
         (31, 45, 200, 3),
         (33, 257, 40, 0),
         (64, 21, 296, 2),
@@ -148,8 +148,7 @@ def test_skinny_gemm_is_its_reference_op(
     assert_close(skinny_gemm.launch(launches.loader, call), expected(call), epsilon=EPSILON[dtype], factor=2)
 
 
-@pytest.mark.parametrize("arch", [70, 75])
-@DTYPES
+@pytest.mark.parametrize(("arch", "dtype"), [(70, "fp16"), (75, "fp16"), (75, "bf16")])
 def test_skinny_gemm_in_the_forms_of_older_gpus(arch: int, dtype: str) -> None:
     call = make_call(8, 5, 40, 264, dtype, "norm bias residual")
     actual = skinny_gemm.launch(CheckedLaunches(arch=arch).loader, call)
@@ -190,3 +189,54 @@ def test_skinny_gemm_reads_every_weight_once_and_whole_sectors_and_repeats_itsel
         assert report.argument("weight").read.efficiency == 1.0
         assert report.bank_conflicts == 0
     assert not launches.loader.tickets(1000).any()
+
+
+@DTYPES
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_rounded_rows_times_their_inverse_scales_are_the_rows_to_within_one_rounding(
+    dtype: str, with_norm: bool
+) -> None:
+    call = make_call(12, 5, 1, 1032, dtype, "norm" if with_norm else "plain")
+    call.x[:] *= np.array([1e-8, 1.0, 1e4, 1e9, 0.0], np.float32)[:, None]
+    launches = CheckedLaunches()
+    rounded, inverse_scales = round_rows.launch(launches.loader, call.x, call.norm, bf16=int(dtype == "bf16"))
+    rows = REFERENCE.rms_norm(call.x, call.norm) if call.norm else call.x
+    actual = widen(rounded) * inverse_scales[:, None]
+    size = np.abs(rows).max(axis=1, keepdims=True)
+    np.testing.assert_allclose(
+        actual, rows, rtol=EPSILON[dtype], atol=float(size.max() * 2.0**-29) if size.max() else 0
+    )
+    assert np.isfinite(widen(rounded)).all()
+
+
+@DTYPES
+@pytest.mark.parametrize("surroundings", SURROUNDINGS)
+# Multiprocessors: with none the tile is the larger one, with many the smaller.
+@pytest.mark.parametrize(
+    ("T", "N", "K", "multiprocessors"), [(1, 3, 8, 108), (65, 70, 104, 108), (130, 45, 40, 0), (67, 131, 72, 0)]
+)
+def test_tile_gemm_is_its_reference_op(
+    dtype: str, surroundings: str, T: int, N: int, K: int, multiprocessors: int
+) -> None:
+    launches = CheckedLaunches()
+    launches.loader.facts = replace(launches.loader.facts, num_multiprocessors=multiprocessors)
+    call = make_call(13, T, N, K, dtype, surroundings)
+    assert_close(tile_gemm.launch(launches.loader, call), expected(call), epsilon=EPSILON[dtype], factor=2)
+
+
+@pytest.mark.parametrize(("arch", "dtype"), [(70, "fp16"), (75, "fp16"), (75, "bf16")])
+def test_tile_gemm_in_the_forms_of_older_gpus(arch: int, dtype: str) -> None:
+    call = make_call(14, 20, 40, 72, dtype, "norm bias residual")
+    actual = tile_gemm.launch(CheckedLaunches(arch=arch).loader, call)
+    assert_close(actual, expected(call), epsilon=EPSILON[dtype], factor=2)
+
+
+@DTYPES
+def test_tile_gemm_takes_rows_of_any_magnitude_and_has_no_bank_conflicts(dtype: str) -> None:
+    launches = CheckedLaunches(global_races=False)
+    call = make_call(15, 4, 64, 96, dtype, "plain")
+    call.x[:] *= np.array([1e-8, 1e4, 1e9, 1.0], np.float32)[:, None]
+    assert_close(tile_gemm.launch(launches.loader, call), expected(call), epsilon=EPSILON[dtype], factor=2)
+    report = launches.reports[-1]
+    assert report.bank_conflicts == 0
+    assert report.argument("weight").read.efficiency == 1.0
