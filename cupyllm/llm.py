@@ -8,6 +8,7 @@ for output in llm.chat([{"role": "user", "content": "What is a page table?"}], S
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +37,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt as token ids, and its answers (one, until parallel sampling arrives)."""
+    """A prompt as token ids, and its n answers."""
 
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
@@ -44,9 +45,8 @@ class RequestOutput:
 
 @dataclass
 class _Pending:
-    """A request on its way: what it was asked, and what has been made of it so far."""
+    """An answer on its way: what has been made of it so far."""
 
-    prompt_ids: list[int]
     text: OutputText
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -78,7 +78,7 @@ class LLM:
         show_progress: bool = True,
     ) -> list[RequestOutput]:
         """Complete one prompt or many, text or token ids, all in one continuous batch; answers in the order of the
-        prompts.
+        prompts. With `n` in its params a prompt is computed once and answered n times.
 
         `params` is one for all prompts or one for each. Raises RequestError for a prompt that can never be served.
         """
@@ -101,42 +101,52 @@ class LLM:
         return self._run(as_ids, _as_params(params, len(as_ids)), show_progress)
 
     def _run(self, prompts: list[list[int]], params: list[SamplingParams], show_progress: bool) -> list[RequestOutput]:
-        for prompt_ids, one in zip(prompts, params, strict=True):
-            self.engine.check(prompt_ids, one)  # refuse before anything has run
-        pending = [
-            _Pending(ids, OutputText(self.tokenizer, one.stop)) for ids, one in zip(prompts, params, strict=True)
-        ]
-        by_sequence: dict[int, _Pending] = {}
-        added = 0
-        with tqdm(total=len(prompts), desc="generating", disable=not show_progress or len(prompts) < 2) as bar:
+        for prompt_ids, one in zip(prompts, params, strict=True):  # refuse before anything has run
+            self.engine.check(prompt_ids, one)
+            if one.n > self.config.max_waiting:
+                raise RequestError(f"n is {one.n}, but at most {self.config.max_waiting} (max_waiting) wait", param="n")
+        pending = [[_Pending(OutputText(self.tokenizer, one.stop)) for _ in range(one.n)] for one in params]
+        with tqdm(
+            total=sum(map(len, pending)), desc="generating", disable=not show_progress or len(prompts) < 2
+        ) as bar:
             try:
-                while added < len(pending) or by_sequence:
-                    while added < len(pending) and self.engine.stats.num_waiting < self.config.max_waiting:
-                        sequence = self.engine.add(prompts[added], params[added])
-                        by_sequence[sequence.id] = pending[added]
-                        added += 1
-                    for event in self.engine.step():
-                        request = by_sequence[event.sequence.id]
-                        request.push(event)
-                        if request.text.finish_reason is not None:
-                            self.engine.abort(event.sequence)  # the engine does not know of stop strings
-                            del by_sequence[event.sequence.id]
-                            bar.update()
+                for _ in self._finish(prompts, params, pending):
+                    bar.update()
             except BaseException:
                 self.engine.abort_all()
                 raise
-        return [_as_output(request) for request in pending]
+        return [
+            RequestOutput(tuple(prompt_ids), tuple(map(_as_output, answers)))
+            for prompt_ids, answers in zip(prompts, pending, strict=True)
+        ]
+
+    def _finish(
+        self, prompts: list[list[int]], params: list[SamplingParams], pending: list[list[_Pending]]
+    ) -> Iterator[_Pending]:
+        """Run until every answer has ended, and give each when it has."""
+        by_sequence: dict[int, _Pending] = {}
+        added = 0
+        while added < len(prompts) or by_sequence:
+            while added < len(prompts) and self.engine.num_waiting + params[added].n <= self.config.max_waiting:
+                sequences = self.engine.add_parallel(prompts[added], params[added].split())
+                by_sequence |= {s.id: answer for s, answer in zip(sequences, pending[added], strict=True)}
+                added += 1
+            for event in self.engine.step():
+                answer = by_sequence[event.sequence.id]
+                answer.push(event)
+                if answer.text.finish_reason is not None:
+                    self.engine.abort(event.sequence)  # the engine does not know of stop strings
+                    yield by_sequence.pop(event.sequence.id)
 
 
-def _as_output(request: _Pending) -> RequestOutput:
-    reason = request.text.finish_reason
+def _as_output(answer: _Pending) -> CompletionOutput:
+    reason = answer.text.finish_reason
     if reason is FinishReason.ERROR:
         raise EngineError("the model gave no finite logits; the checkpoint or its dtype is damaged")
     assert reason is not None
-    completion = CompletionOutput(
-        "".join(request.pieces), tuple(request.token_ids), reason.value, tuple(request.logprobs) or None
+    return CompletionOutput(
+        "".join(answer.pieces), tuple(answer.token_ids), reason.value, tuple(answer.logprobs) or None
     )
-    return RequestOutput(tuple(request.prompt_ids), (completion,))
 
 
 def _as_prompts(prompts: Any) -> list[Any]:

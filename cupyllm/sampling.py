@@ -19,6 +19,7 @@ from cupyllm.model_config import GenerationDefaults
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 256
 MAX_LOGPROBS = 20
+MAX_ANSWERS = 16
 # Below this a division by the temperature could overflow; the result would be greedy anyway.
 GREEDY_BELOW = 1e-4
 _NO_IDS = np.empty(0, np.int32)
@@ -41,6 +42,8 @@ class SamplingParams:
     ignore_eos          keep going after an end token
     logprobs            None, or how many of the most likely tokens to report beside the chosen one (0 to 20); the
                         values are of the model's own distribution, before penalties and temperature
+    n                   how many answers to each prompt, 1 to 16; the prompt is computed once. An engine runs single
+                        answers and does not look at it: `split` makes them
 
     Raises RequestError naming the field.
     """
@@ -56,6 +59,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    n: int = 1
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, lambda v: 0 <= v <= 2, "a number from 0 to 2")
@@ -70,6 +74,8 @@ class SamplingParams:
         _check_whole(
             "logprobs", self.logprobs, lambda v: 0 <= v <= MAX_LOGPROBS, f"a whole number from 0 to {MAX_LOGPROBS}"
         )
+        object.__setattr__(self, "n", 1 if self.n is None else self.n)
+        _check_whole("n", self.n, lambda v: 1 <= v <= MAX_ANSWERS, f"a whole number from 1 to {MAX_ANSWERS}")
         object.__setattr__(self, "stop", _as_stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _as_token_ids(self.stop_token_ids))
         if not isinstance(self.ignore_eos, bool):
@@ -82,6 +88,13 @@ class SamplingParams:
         return replace(
             self, **{name: getattr(defaults, name) if value is None else value for name, value in given.items()}
         )
+
+    def split(self) -> list[SamplingParams]:
+        """The parameters of each of the n answers. Answer k has the seed `seed + k` (modulo 2**64), if there is one:
+        the answers differ, and each can be had again, alone too.
+        """
+        seeds = [None if self.seed is None else (self.seed + k) % 2**64 for k in range(self.n)]
+        return [replace(self, n=1, seed=seed) for seed in seeds]
 
 
 @dataclass(frozen=True)

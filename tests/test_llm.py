@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,42 @@ def test_logprobs_are_given_for_every_token_when_asked(llm: LLM) -> None:
         (token, pytest.approx(entry.logprob)) for token, entry in zip(answer.token_ids, answer.logprobs, strict=True)
     ]
     assert llm.generate("the", GREEDY)[0].outputs[0].logprobs is None
+
+
+def test_n_answers_to_a_prompt_are_those_of_n_seeds(llm: LLM) -> None:
+    params = SamplingParams(temperature=1.2, max_tokens=12, ignore_eos=True, seed=2**64 - 2, n=4)
+    many = llm.generate(["the weather", "a"], params, show_progress=False)
+    seeds = [2**64 - 2, 2**64 - 1, 0, 1]
+    for prompt, output in zip(["the weather", "a"], many, strict=True):
+        alone = [llm.generate(prompt, replace(params, n=1, seed=seed))[0].outputs[0] for seed in seeds]
+        assert list(output.outputs) == alone
+        assert len({answer.text for answer in alone}) == 4
+    assert llm.engine.stats.num_live_pages == 0
+
+
+def test_n_answers_without_a_seed_differ_and_greedy_ones_do_not(llm: LLM) -> None:
+    chat = [{"role": "user", "content": "Hello"}]
+    assert len(set(llm.chat(chat, SamplingParams(temperature=1.5, max_tokens=20, n=3))[0].outputs)) == 3
+    assert len(set(llm.chat(chat, replace(GREEDY, n=3))[0].outputs)) == 1
+
+
+def test_answers_queue_beyond_the_waiting_limit_and_stop_one_by_one(folder: Path) -> None:
+    llm = LLM(str(folder), kv_cache_gib=0.01, max_waiting=4, max_decode_batch_size=3)
+    hot = SamplingParams(temperature=1.2, max_tokens=12, ignore_eos=True, seed=1, n=3)
+    whole = llm.generate(["a", "b", "c"], hot, show_progress=False)
+    stop = whole[1].outputs[2].text[2:5]
+    cut = llm.generate(["a", "b", "c"], replace(hot, stop=(stop,)), show_progress=False)
+    for before, after in zip(whole, cut, strict=True):
+        assert [answer.text for answer in after.outputs] == [a.text.partition(stop)[0] for a in before.outputs]
+    with pytest.raises(RequestError, match="n is 5, but at most 4"):
+        llm.generate("a", replace(hot, n=5))
+
+
+@pytest.mark.parametrize("n", [0, -1, 17, 1.0, True, "2"])
+def test_n_is_a_whole_number_from_1_to_16(n: Any) -> None:
+    with pytest.raises(RequestError, match="n must be a whole number from 1 to 16") as caught:
+        SamplingParams(n=n)
+    assert caught.value.param == "n"
 
 
 def test_generation_config_gives_the_defaults_unless_told_not_to(folder: Path, tmp_path: Path) -> None:

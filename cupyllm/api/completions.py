@@ -14,7 +14,8 @@ from starlette.types import ASGIApp
 
 from cupyllm.api.body import parse_json_object, read_body
 from cupyllm.api.errors import json_response
-from cupyllm.api.generation import Generation, start_generation
+from cupyllm.api.generation import Answer, Generation, start_generation
+from cupyllm.api.live_request import EngineRequest
 from cupyllm.api.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest, text_choice
 from cupyllm.api.protocol.shared import read_request
 from cupyllm.api.sse import EventStream, unless_client_leaves
@@ -31,8 +32,8 @@ async def completions(request: Request) -> ASGIApp:
     """Continue one prompt or many, at once or as a stream of chunks."""
     state = server_state(request)
     body = await read_body(request, state.config.max_body_bytes)
-    ask, prompts, params = await run_in_threadpool(_prepare, body, state)
-    generation = await unless_client_leaves(request.receive, start_generation(state, request, prompts, params))
+    ask, asked = await run_in_threadpool(_prepare, body, state)
+    generation = await unless_client_leaves(request.receive, start_generation(state, request, asked))
     head = {
         "id": f"cmpl-{uuid.uuid4().hex}",
         "object": "text_completion",
@@ -40,15 +41,15 @@ async def completions(request: Request) -> ASGIApp:
         "model": state.model_name,
     }
     if ask.stream:
-        return EventStream(_chunks(generation, ask, prompts, head), close=generation.close)
+        return EventStream(_chunks(generation, ask, asked.prompts, head), close=generation.close)
     try:
-        answer = await unless_client_leaves(request.receive, _answer(generation, ask, prompts, head))
+        answer = await unless_client_leaves(request.receive, _answer(generation, ask, asked, head))
     finally:
         generation.close()
     return json_response(answer)
 
 
-def _prepare(body: bytes, state: ServerState) -> tuple[CompletionRequest, list[list[int]], list[SamplingParams]]:
+def _prepare(body: bytes, state: ServerState) -> tuple[CompletionRequest, EngineRequest]:
     """Everything that can refuse the request, but for a full queue. Runs off the event loop: long bodies take time.
 
     The text of a control token in a prompt becomes that token: a raw prompt is the caller's to format.
@@ -67,9 +68,14 @@ def _prepare(body: bytes, state: ServerState) -> tuple[CompletionRequest, list[l
         error.param = "prompt"
         raise
     all_params = [_sampling_params(ask, len(prompt), state.loaded.engine.max_model_len) for prompt in prompts]
-    for prompt, params in zip(prompts, all_params, strict=True):
-        state.loaded.engine.check(prompt, params)
-    return ask, prompts, all_params
+    asked = EngineRequest(prompts, all_params, ask.priority, ask.cache_salt or "")
+    try:
+        asked.check(state.loaded.engine)
+    except RequestError as error:
+        if error.param == "n" and ask.best_of is not None:
+            error.param = "best_of"
+        raise
+    return ask, asked
 
 
 def _sampling_params(ask: CompletionRequest, prompt_length: int, max_model_len: int) -> SamplingParams:
@@ -79,19 +85,23 @@ def _sampling_params(ask: CompletionRequest, prompt_length: int, max_model_len: 
 
 
 async def _answer(
-    generation: Generation, ask: CompletionRequest, prompts: list[list[int]], head: dict[str, Any]
+    generation: Generation, ask: CompletionRequest, asked: EngineRequest, head: dict[str, Any]
 ) -> dict[str, Any]:
-    choices = [text_choice(index, "", None) for index in range(len(prompts))]
-    if ask.return_token_ids:
-        for choice, prompt in zip(choices, prompts, strict=True):
-            choice |= {"token_ids": [], "prompt_token_ids": prompt}
-    async for delta in generation.deltas():
-        choice = choices[delta.choice]
-        choice["text"] += delta.text
-        choice["finish_reason"] = delta.finish_reason
-        if ask.return_token_ids:
-            choice["token_ids"] += delta.token_ids
+    answers = await generation.answers()
+    choices: list[dict[str, Any]] = []
+    for number, prompt in enumerate(asked.prompts):
+        own = answers[number * asked.n : (number + 1) * asked.n]
+        for answer in _best(own)[: ask.n] if ask.best_of is not None else own:
+            choice = text_choice(len(choices), answer.text, answer.finish_reason)
+            if ask.return_token_ids:
+                choice |= {"token_ids": answer.token_ids, "prompt_token_ids": prompt}
+            choices.append(choice)
     return head | {"choices": choices, "usage": generation.usage()}
+
+
+def _best(answers: list[Answer]) -> list[Answer]:
+    """Most likely first, by the mean over their tokens: a sum would favour short answers."""
+    return sorted(answers, key=lambda answer: -answer.mean_logprob)
 
 
 async def _chunks(
@@ -100,13 +110,13 @@ async def _chunks(
     """A chunk for each piece of text, the last of a choice with its finish reason, and one with usage if asked."""
     if ask.include_usage:
         head = head | {"usage": None}
-    not_begun = set(range(len(prompts)))
+    not_begun = set(range(len(prompts) * ask.n))
     async for delta in generation.deltas():
         choice = text_choice(delta.choice, delta.text, delta.finish_reason)
         if ask.return_token_ids:
             choice["token_ids"] = delta.token_ids
             if delta.choice in not_begun:
-                choice["prompt_token_ids"] = prompts[delta.choice]
+                choice["prompt_token_ids"] = prompts[delta.choice // ask.n]
         not_begun.discard(delta.choice)
         yield head | {"choices": [choice]}
     if ask.include_usage:

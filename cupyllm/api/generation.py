@@ -13,12 +13,11 @@ from typing import Any
 
 from starlette.requests import Request
 
-from cupyllm.api.live_request import LiveRequest
+from cupyllm.api.live_request import EngineRequest, LiveRequest
 from cupyllm.api.state import ServerState
 from cupyllm.engine import TokenEvent
 from cupyllm.errors import EngineError
 from cupyllm.output import OutputText
-from cupyllm.sampling import SamplingParams
 from cupyllm.sequence import FinishReason
 
 log = logging.getLogger(__name__)
@@ -34,12 +33,23 @@ class Delta:
     finish_reason: str | None
 
 
+@dataclass(frozen=True)
+class Answer:
+    """One choice, complete. `mean_logprob` is that of its tokens, 0 when log-probabilities were not asked for."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    mean_logprob: float
+
+
 @dataclass
 class _Choice:
     """One answer being written. `unsent_ids` are the tokens whose text has not been shown yet."""
 
     text: OutputText
     num_tokens: int = 0
+    sum_logprobs: float = 0.0
     unsent_ids: list[int] = field(default_factory=list)
 
     def push(self, number: int, event: TokenEvent) -> Delta | None:
@@ -47,6 +57,7 @@ class _Choice:
         if event.finish_reason is FinishReason.ERROR or event.token_id is None:
             raise EngineError("the model gave no finite logits; the checkpoint or its dtype is damaged")
         self.num_tokens += 1
+        self.sum_logprobs += 0.0 if event.logprobs is None else event.logprobs.logprob
         self.unsent_ids.append(event.token_id)
         text = self.text.push(event)
         reason = self.text.finish_reason
@@ -61,7 +72,11 @@ class Generation:
 
     def __init__(self, state: ServerState, request: Request, live: LiveRequest) -> None:
         self._live = live
-        self._choices = [_Choice(OutputText(state.loaded.tokenizer, params.stop)) for params in live.params]
+        self._choices = [
+            _Choice(OutputText(state.loaded.tokenizer, params.stop))
+            for params in live.asked.params
+            for _ in range(params.n)
+        ]
         self._request_id: str = request.state.request_id
         self._route = request.url.path
         self._arrived: float = request.state.arrived
@@ -85,11 +100,33 @@ class Generation:
                     self._live.end_choice(number)  # the engine does not know of stop strings
             yield delta
 
+    async def answers(self) -> list[Answer]:
+        """All choices, once the last has ended. Raises EngineError."""
+        deltas: list[list[Delta]] = [[] for _ in self._choices]
+        async for delta in self.deltas():
+            deltas[delta.choice].append(delta)
+        return [
+            Answer(
+                text="".join(delta.text for delta in parts),
+                token_ids=[token_id for delta in parts for token_id in delta.token_ids],
+                finish_reason=parts[-1].finish_reason or "",
+                mean_logprob=choice.sum_logprobs / choice.num_tokens,
+            )
+            for choice, parts in zip(self._choices, deltas, strict=True)
+        ]
+
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object; the end token counts, a token after a stop string does not."""
-        prompt = sum(map(len, self._live.prompts))
+        """OpenAI's usage object. A prompt counts once, however many answers it has; the end token counts, a token
+        after a stop string does not.
+        """
+        prompt = sum(map(len, self._live.asked.prompts))
         output = sum(choice.num_tokens for choice in self._choices)
-        return {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": self._live.num_cached_tokens},
+        }
 
     def close(self) -> None:
         """End the request in the engine and log it. Harmless to call again."""
@@ -99,10 +136,11 @@ class Generation:
         self._live.close()
         usage, now = self.usage(), time.monotonic()
         log.info(
-            "%s %s prompt_tokens=%d output_tokens=%d finish=%s first_token_s=%s total_s=%.3f",
+            "%s %s prompt_tokens=%d cached_tokens=%d output_tokens=%d finish=%s first_token_s=%s total_s=%.3f",
             self._request_id,
             self._route,
             usage["prompt_tokens"],
+            self._live.num_cached_tokens,
             usage["completion_tokens"],
             self._outcome(),
             "-" if self._first_token is None else f"{self._first_token - self._arrived:.3f}",
@@ -125,8 +163,6 @@ class Generation:
         return "+".join(sorted("abort" if reason is None else reason.value for reason in reasons))
 
 
-async def start_generation(
-    state: ServerState, request: Request, prompts: list[list[int]], params: list[SamplingParams]
-) -> Generation:
+async def start_generation(state: ServerState, request: Request, asked: EngineRequest) -> Generation:
     """Wait until the engine has taken the request. Raises what EngineWorker.submit raises."""
-    return Generation(state, request, await state.worker.submit(prompts, params))
+    return Generation(state, request, await state.worker.submit(asked))

@@ -1,14 +1,14 @@
 """The engine thread. Requests and aborts reach it through a queue; token events leave it for the event loop.
 
     event loop                                   engine thread
-    submit(prompts, params) -- command queue --> engine.add
+    submit(EngineRequest)   -- command queue --> engine.add_parallel
     LiveRequest.next_event  <-- call_soon_threadsafe, asyncio.Queue --  engine.step
     LiveRequest.close       -- command queue --> engine.abort
 
-The thread owns the engine: nothing else calls add, step or abort. It carries out every waiting command between two
-steps and blocks on the queue when there is nothing to run. What can go wrong has one rule each: a step that raises
-ends every live request and the thread goes on; a step older than the watchdog ends them too, and new requests are
-refused until it returns; a thread that dies refuses everything from then on.
+The thread owns the engine: nothing else calls add_parallel, step or abort. It carries out every waiting command
+between two steps and blocks on the queue when there is nothing to run. What can go wrong has one rule each: a step
+that raises ends every live request and the thread goes on; a step older than the watchdog ends them too, and new
+requests are refused until it returns; a thread that dies refuses everything from then on.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from functools import partial
 from typing import Any
 
 from cupyllm.api.errors import UnavailableError
-from cupyllm.api.live_request import ADMITTED, LiveRequest
-from cupyllm.engine import Engine, EngineStats, TokenEvent
+from cupyllm.api.live_request import ADMITTED, EngineRequest, LiveRequest
+from cupyllm.engine import Engine, EngineStats, StepResult, TokenEvent
 from cupyllm.errors import EngineError
-from cupyllm.sampling import SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -67,15 +66,15 @@ class EngineWorker:
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join, 5.0)
 
-    async def submit(self, prompts: list[list[int]], params: list[SamplingParams]) -> LiveRequest:
-        """Queue prompts, each with its params, as one request: all or none.
+    async def submit(self, asked: EngineRequest) -> LiveRequest:
+        """Queue all prompts of a request with all their answers, or none.
 
         Raises RequestError for what can never be served, QueueFullError, and UnavailableError.
         """
         refusal = self.refusal()
         if refusal is not None:
             raise UnavailableError(refusal)
-        request = LiveRequest(prompts, params, abort=self._ask_to_abort, forget=self._forget)
+        request = LiveRequest(asked, abort=self._ask_to_abort, forget=self._forget)
         self._live.add(request)
         self._idle.clear()
         self._commands.put(partial(self._add, request))
@@ -178,10 +177,13 @@ class EngineWorker:
 
     def _add(self, request: LiveRequest) -> None:
         try:
-            for choice, (prompt, params) in enumerate(zip(request.prompts, request.params, strict=True)):
-                sequence = self._engine.add(prompt, params)
-                request.sequences.append(sequence)
-                self._owners[sequence.id] = (request, choice)
+            asked = request.asked
+            for prompt, params in zip(asked.prompts, asked.params, strict=True):
+                for sequence in self._engine.add_parallel(
+                    prompt, params.split(), priority=asked.priority, cache_salt=asked.cache_salt
+                ):
+                    self._owners[sequence.id] = (request, len(request.sequences))
+                    request.sequences.append(sequence)
         except Exception as error:
             self._abort(request)
             self._post(request.deliver, error)
@@ -210,7 +212,7 @@ class EngineWorker:
         finally:
             self._step_started = None
 
-    def _dispatch(self, events: list[TokenEvent]) -> None:
+    def _dispatch(self, events: StepResult) -> None:
         items = []
         for event in events:
             request, choice = self._owners[event.sequence.id]

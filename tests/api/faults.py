@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import httpx
+
 from cupyllm.startup import LoadedModel
+from tests.api.live_server import LiveServer, wait_until
 
 
 class FaultyOps:
@@ -49,3 +53,21 @@ class Turnstile:
     def _wait(self, number: int) -> None:
         self.num_arrived += 1
         assert self._permits.acquire(timeout=60), "the test forgot to open the turnstile"
+
+
+def pass_until(turnstile: Turnstile, holds: Callable[[], bool]) -> None:
+    """Let steps pass until `holds`."""
+
+    def look() -> bool:
+        turnstile.let_pass()
+        return holds()
+
+    wait_until(look, "the engine has come so far")
+
+
+def start_stream(server: LiveServer, turnstile: Turnstile, pool: ThreadPoolExecutor, body: Any) -> httpx.Response:
+    """Open a stream of text completions; returns when its headers are there, so the engine has taken the request."""
+    request = server.http.build_request("POST", f"{server.url}/v1/completions", json=body | {"stream": True})
+    future: Future[httpx.Response] = pool.submit(server.http.send, request, stream=True)
+    pass_until(turnstile, future.done)
+    return future.result()

@@ -49,8 +49,9 @@ BAD_FIELDS = {
     "stream": ["true", 1, 0],
     "ignore_eos": ["true", 1],
     "return_token_ids": [1],
-    "n": [2, 0, "1", True, 1.5],
-    "best_of": [2],
+    "n": [0, -1, 17, 10**30, "1", True, 1.5],
+    "priority": ["0", True, 0.5, -(2**31) - 1, 2**31, 10**30],
+    "cache_salt": ["", 5, ["a"], "x" * 257, "\ud800"],
     "presence_penalty": [0.5, False, "0"],
     "frequency_penalty": [-1],
     "logit_bias": [{"5": 1}, {"abc": 1}, []],
@@ -59,6 +60,7 @@ BAD_FIELDS = {
     "model": [5, ["a"], {}],
 }
 BAD_CHAT_FIELDS = {
+    "best_of": [2, 0, "1", True],
     "tools": [[{"type": "function", "function": {"name": "f"}}], {}],
     "tool_choice": ["auto", "required", {"type": "function"}],
     "functions": [[{"name": "f"}]],
@@ -71,6 +73,7 @@ BAD_CHAT_FIELDS = {
     "chat_template_kwargs": ["x", [], {"enable_thinking": "yes"}, {"foo": 1}],
 }
 BAD_TEXT_FIELDS = {
+    "best_of": [0, -1, 17, 10**30, "2", True, 1.5],
     "echo": [True, "yes", 0],
     "suffix": ["x"],
     "prompt": [
@@ -206,8 +209,15 @@ def test_the_limit_of_a_stop_string(server: LiveServer, length: int, status: int
     assert server.post(TEXT, body).status_code == status
 
 
-def test_the_limit_of_prompts(server: LiveServer) -> None:
+@pytest.mark.parametrize("field", ["n", "best_of"])
+def test_the_limits_of_prompts_and_answers(server: LiveServer, field: str) -> None:
     assert "257 prompts" in refuse(server, TEXT, prompt=["a"] * 257, param="prompt")
+    for num_prompts, count, fits in ((4, 16, True), (5, 16, False), (32, 2, True), (33, 2, False)):
+        body = {"prompt": ["a"] * num_prompts, "max_tokens": 1, field: count}
+        assert server.post(TEXT, body).status_code == (200 if fits else 400)
+    assert "33 prompts with 2 answers each are 66 sequences" in refuse(
+        server, TEXT, prompt=["a"] * 33, param=field, **{field: 2}
+    )
 
 
 def padded(size: int) -> bytes:

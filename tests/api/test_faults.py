@@ -6,7 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from cupyllm.startup import LoadedModel
-from tests.api.faults import FaultyOps, Turnstile
+from tests.api.faults import FaultyOps, Turnstile, pass_until, start_stream
 from tests.api.live_server import MESSAGES, MODEL_NAME, LiveServer, frames, raw_connection, run_server, wait_until
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -51,17 +51,19 @@ def answer(server: LiveServer) -> str:
     return response.json()["choices"][0]["text"]
 
 
-def test_05_a_failed_step_ends_streams_with_an_error_frame_and_no_done(
-    faulty: Faulty, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("n", [1, 3])
+def test_05_a_failed_step_ends_streams_with_one_error_frame_and_no_done(
+    faulty: Faulty, n: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     server, ops = faulty
     expected = answer(server)
     ops.before_step = raise_at(ops.num_steps + 6, RuntimeError("secret detail of step"))
-    events = frames(server.post(TEXT, LONG | {"stream": True}, headers={"x-request-id": "fault-1"}))
+    events = frames(server.post(TEXT, LONG | {"stream": True, "n": n}, headers={"x-request-id": "fault-1"}))
     assert events[-1]["error"]["type"] == "server_error"
     assert "fault-1" in events[-1]["error"]["message"]
     assert "secret" not in str(events)
     assert all(event["choices"][0]["finish_reason"] is None for event in events[:-1])
+    assert {event["choices"][0]["index"] for event in events[:-1]} <= set(range(n))
     assert "secret detail of step" in caplog.text
     assert answer(server) == expected
     assert server.get("/health").status_code == 200
@@ -117,6 +119,27 @@ def test_a_row_without_finite_logits_ends_only_its_own_request(faulty: Faulty, m
     assert is_idle(server)
 
 
+def test_a_choice_without_finite_logits_ends_all_choices_of_its_request(
+    faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, ops = faulty
+    real = ops._ops.logits
+
+    def nan_for_one_row(*arguments: Any, **options: Any) -> Any:
+        logits = real(*arguments, **options)
+        logits[1:] = float("nan")
+        return logits
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ops._ops, "logits", nan_for_one_row)
+        events = frames(server.post(TEXT, LONG | {"n": 2, "stream": True}))
+        assert [choice["index"] for event in events[:-1] for choice in event["choices"]].count(1) <= 1
+        assert "error" in events[-1]
+        assert server.post(TEXT, LONG | {"n": 2}).status_code == 500
+    wait_until(lambda: is_idle(server), "the other choice has left the engine")
+    assert answer(server)
+
+
 def test_health_is_503_while_every_step_fails_and_recovers(faulty: Faulty) -> None:
     server, ops = faulty
 
@@ -129,24 +152,6 @@ def test_health_is_503_while_every_step_fails_and_recovers(faulty: Faulty) -> No
     ops.before_step = lambda number: None
     assert answer(server)
     assert server.get("/health").status_code == server.get("/ready").status_code == 200
-
-
-def pass_until(turnstile: Turnstile, holds: Any) -> None:
-    """Let steps pass until `holds`."""
-
-    def look() -> bool:
-        turnstile.let_pass()
-        return holds()
-
-    wait_until(look, "the engine has come so far")
-
-
-def start_stream(server: LiveServer, turnstile: Turnstile, pool: ThreadPoolExecutor, body: Any) -> httpx.Response:
-    """Open a stream; returns when its headers are there, so the engine has taken the request."""
-    request = server.http.build_request("POST", server.url + TEXT, json=body | {"stream": True})
-    future: Future[httpx.Response] = pool.submit(server.http.send, request, stream=True)
-    pass_until(turnstile, future.done)
-    return future.result()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -196,13 +201,14 @@ def test_59_the_official_client_tries_again_after_429(faulty: Faulty) -> None:
         hooked.close()
 
 
-def test_many_prompts_are_taken_all_or_none(faulty: Faulty) -> None:
+@pytest.mark.parametrize("fields", [{"prompt": ["a", "b"]}, {"n": 2}, {"best_of": 2}])
+def test_many_prompts_or_answers_are_taken_all_or_none(faulty: Faulty, fields: dict[str, Any]) -> None:
     server, ops = faulty
     with ThreadPoolExecutor(8) as pool, Turnstile(ops) as turnstile:
         opened = [start_stream(server, turnstile, pool, LONG) for _ in range(2)]
         pass_until(turnstile, lambda: server.worker.stats.num_running == 2)
         opened.append(start_stream(server, turnstile, pool, LONG | {"prompt": ["a", "b"]}))
-        refused = pool.submit(server.post, TEXT, LONG | {"prompt": ["a", "b"]})
+        refused = pool.submit(server.post, TEXT, LONG | fields)
         pass_until(turnstile, refused.done)
         assert refused.result().status_code == 429
         assert server.worker.stats.num_waiting == 2
@@ -223,18 +229,30 @@ def test_a_choice_ended_by_a_stop_string_leaves_the_engine_before_the_others(fau
         assert not future.done()
 
 
+def test_more_answers_than_may_wait_are_refused_for_good(faulty: Faulty) -> None:
+    server, _ = faulty
+    for field in ("n", "best_of"):
+        response = server.post(TEXT, LONG | {field: 4})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == field
+        assert "4 sequences; one request may have 3 (max_waiting" in response.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 @pytest.mark.parametrize("stream", [False, True])
-def test_when_the_client_leaves_its_pages_are_free_within_two_steps(faulty: Faulty, path: str, stream: bool) -> None:
+@pytest.mark.parametrize("n", [1, 3])
+def test_when_the_client_leaves_its_pages_are_free_within_two_steps(
+    faulty: Faulty, path: str, stream: bool, n: int
+) -> None:
     server, ops = faulty
-    body = {"max_tokens": 400, "ignore_eos": True, "stream": stream}
+    body = {"max_tokens": 400, "ignore_eos": True, "stream": stream, "n": n}
     body |= {"messages": MESSAGES} if path == CHAT else {"prompt": "the"}
     with Turnstile(ops) as turnstile:
         request = httpx.Request("POST", server.url + path, json=body, headers={"host": "localhost"})
         with raw_connection(server) as connection:
             head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
             connection.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + request.content)
-            pass_until(turnstile, lambda: server.worker.stats.num_running == 1)
+            pass_until(turnstile, lambda: server.worker.stats.num_running == min(n, 2))
             if stream:
                 assert connection.recv(100).startswith(b"HTTP/1.1 200")
         wait_until(lambda: server.worker.num_live == 0, "the server has seen the client leave")

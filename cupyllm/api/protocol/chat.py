@@ -24,6 +24,7 @@ class ChatRequest(SharedRequest):
     messages: Annotated[list[Any], Field(json_schema_extra={"maxItems": MAX_MESSAGES})]
     chat_template_kwargs: ChatTemplateKwargs | None = None
 
+    best_of: Annotated[Any, NotYet((1,))] = None
     tools: Annotated[Any, NotYet(([],))] = None
     tool_choice: Annotated[Any, NotYet(("none",))] = None
     functions: Annotated[Any, NotYet(([],))] = None
@@ -50,20 +51,16 @@ class ChatRequest(SharedRequest):
             raise RequestError(f"messages may hold at most {MAX_MESSAGES}, not {len(self.messages)}", param="messages")
 
 
-def chat_choice(text: str, finish_reason: str, token_ids: list[int] | None) -> dict[str, Any]:
-    """The one choice of a complete answer; `token_ids` only where they were asked for."""
-    choice: dict[str, Any] = {
-        "index": 0,
+def chat_choice(index: int, text: str, finish_reason: str) -> dict[str, Any]:
+    """A choice of a complete answer."""
+    return {
+        "index": index,
         "message": {"role": "assistant", "content": text, "refusal": None},
         "logprobs": None,
         "finish_reason": finish_reason,
     }
-    return choice if token_ids is None else choice | {"token_ids": token_ids}
 
 
-def chunk_choice(
-    delta: dict[str, Any], *, finish_reason: str | None = None, token_ids: list[int] | None = None
-) -> dict[str, Any]:
-    """The one choice of a chunk."""
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-    return choice if token_ids is None else choice | {"token_ids": token_ids}
+def chunk_choice(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    """A choice of a chunk."""
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}

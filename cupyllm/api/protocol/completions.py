@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, NoReturn
 
 from pydantic import WithJsonSchema
 
 from cupyllm.api.protocol.shared import NotYet, SharedRequest
 from cupyllm.errors import RequestError
+from cupyllm.sampling import MAX_ANSWERS, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this route only
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
@@ -25,13 +27,27 @@ class CompletionRequest(SharedRequest):
     """One prompt or many, as text or as token ids, to be continued."""
 
     prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
+    best_of: int | None = None
 
     logprobs: Annotated[Any, NotYet()] = None
     echo: Annotated[Any, NotYet((False,))] = None
     suffix: Annotated[Any, NotYet(("",))] = None
 
+    def sampling_params(self, max_tokens: int | None) -> SamplingParams:
+        """The sampling the request asks for, with best_of: more answers than n, and the log-probabilities to choose
+        by. Raises RequestError naming the field.
+        """
+        params = super().sampling_params(max_tokens)
+        if self.best_of is None or self.best_of == self.n == 1:
+            return params
+        if not self.n <= self.best_of <= MAX_ANSWERS:
+            raise RequestError(f"best_of must be from n ({self.n}) to {MAX_ANSWERS}", param="best_of")
+        if self.stream:
+            raise RequestError("best_of cannot be used with stream: the best are known at the end", param="best_of")
+        return replace(params, n=self.best_of, logprobs=0)
+
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, one for each choice. Raises RequestError naming the place of what is no prompt."""
+        """The prompts. Raises RequestError naming the place of what is no prompt."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         if not isinstance(self.prompt, list):

@@ -24,6 +24,8 @@ from cupyllm.sampling import MAX_STOP_STRINGS, SamplingParams
 
 log = logging.getLogger(__name__)
 
+MAX_SALT_CHARACTERS = 256
+
 
 @dataclass(frozen=True, eq=False)  # typing caches Annotated by equality, and (0,) equals (False,)
 class NotYet:
@@ -87,9 +89,10 @@ class SharedRequest(StrictModel):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     return_token_ids: bool = False
+    n: int = 1
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
 
-    n: Annotated[Any, NotYet((1,))] = None
-    best_of: Annotated[Any, NotYet((1,))] = None
     presence_penalty: Annotated[Any, NotYet((0,))] = None
     frequency_penalty: Annotated[Any, NotYet((0,))] = None
     logit_bias: Annotated[Any, NotYet(({},))] = None
@@ -125,6 +128,7 @@ class SharedRequest(StrictModel):
             stop=self.stop,
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
+            n=self.n,
         )
 
 
@@ -156,9 +160,15 @@ def read_request(kind: type[RequestT], body: dict[str, Any], *, strict: bool) ->
     return request
 
 
+# pydantic's name of a problem -> ours; braces stand for the limit that was crossed.
 _EXPECTED = {
     "missing": "is required",
     "string_type": "must be a string",
+    "string_unicode": "must not hold half of a surrogate pair",
+    "string_too_short": "must have {min_length} or more characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "greater_than_equal": "must be {ge} or more",
+    "less_than": "must be below {lt}",
     "int_type": "must be a whole number",
     "float_type": "must be a number",
     "finite_number": "must be a finite number",
@@ -174,10 +184,10 @@ def _as_request_error(error: ValidationError) -> RequestError:
     path = str(first["loc"][0])
     for part in first["loc"][1:]:
         path += f"[{part}]" if isinstance(part, int) else f".{part[:64]}"
-    if first["type"] == "greater_than_equal":
-        expected = f"must be {first['ctx']['ge']} or more"
+    if first["type"] in _EXPECTED:
+        expected = _EXPECTED[first["type"]].format(**first.get("ctx", {}))
     else:
-        expected = _EXPECTED.get(first["type"], "cannot be used: " + first["msg"])
+        expected = "cannot be used: " + first["msg"]
     return RequestError(f"{path} {expected}", param=path)
 
 
@@ -187,7 +197,5 @@ def _quote_unknown(name: str, kind: type[SharedRequest]) -> str:
 
 
 def _not_supported(name: str, mark: NotYet) -> str:
-    if name == "n":
-        return "n: parallel sampling is not supported yet; only 1 is accepted"
     accepted = f"; only {mark.neutral[0]!r} is accepted" if mark.neutral else ""
     return f"{name} is not supported yet{accepted}"
