@@ -14,15 +14,16 @@ thread.
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
 from cupyllm.batch import Batch, BatchBuilder
+from cupyllm.beam_rows import BeamRows
+from cupyllm.beam_search import BeamParams, BeamSearch
 from cupyllm.config import EngineConfig
 from cupyllm.device import Array, Device
 from cupyllm.errors import ContextLengthError, QueueFullError, RequestError
@@ -33,9 +34,11 @@ from cupyllm.ops.reference import ReferenceOps
 from cupyllm.page_allocator import PageAllocator
 from cupyllm.plan import Plan
 from cupyllm.prefix_cache import PrefixCache
-from cupyllm.sampling import SampleResult, SamplingBatchBuilder, SamplingParams
+from cupyllm.sampling import MAX_LOGPROBS, SampleResult, SamplingBatchBuilder, SamplingParams
 from cupyllm.scheduler import Scheduler
 from cupyllm.sequence import FinishReason, Sequence
+
+NO_IDS: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -58,17 +61,24 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step gave: one token for each of `sequences`, -1 for one that failed. Iterating gives TokenEvents."""
+    """What a step gave: one token for each of `sequences`, -1 for one that failed, and searches that have ended.
 
-    sequences: list[Sequence]
-    token_ids: list[int]
-    sampled: SampleResult | None
+    Iterating gives TokenEvents; the tokens of beams are only known when their search has ended.
+    """
+
+    sequences: list[Sequence] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    sampled: SampleResult | None = None
+    beams: frozenset[int] = frozenset()  # ids of the sequences among them that belong to a search
+    ended_searches: list[BeamSearch] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     def __iter__(self) -> Iterator[TokenEvent]:
         for row, (sequence, token_id) in enumerate(zip(self.sequences, self.token_ids, strict=True)):
+            if sequence.id in self.beams:
+                continue
             if token_id < 0:
                 yield TokenEvent(sequence, None, None, FinishReason.ERROR)
             else:
@@ -113,8 +123,6 @@ class Engine:
         self.device = device
         self._next_id = 0
         self._seeds = np.random.default_rng(config.seed)
-        self._batches = BatchBuilder(cache.page_size)
-        self._sampling = SamplingBatchBuilder(vocab_limit)
         self._unforked: dict[int, list[Sequence]] = {}  # sequence id -> those that will share its prompt
         allocator = PageAllocator(cache.num_pages)
         self.scheduler = Scheduler(
@@ -125,6 +133,9 @@ class Engine:
             max_prefill_batch_size=config.max_prefill_batch_size,
             max_step_tokens=config.max_step_tokens,
         )
+        self._beams = BeamRows(self.scheduler, self._new_id)
+        self._batches = BatchBuilder(cache.page_size)
+        self._sampling = SamplingBatchBuilder(vocab_limit)
 
     @property
     def has_work(self) -> bool:
@@ -172,18 +183,57 @@ class Engine:
         self.scheduler.add(first)
         return [first, *others]
 
+    def add_beams(
+        self, prompt_ids: Seq[int], beam: BeamParams, *, priority: int = 0, cache_salt: str = ""
+    ) -> BeamSearch:
+        """Queue a prompt for a beam search; its answers are in `finished` of the search that `step` returns as ended.
+
+        Raises what `add` raises.
+        """
+        if beam.beam_width > self.config.max_decode_batch_size:
+            raise RequestError(
+                f"beam_width {beam.beam_width} needs as many rows, and max_decode_batch_size is "
+                f"{self.config.max_decode_batch_size}",
+                param="beam_width",
+            )
+        params = SamplingParams(
+            temperature=0.0,
+            top_k=0,
+            top_p=1.0,
+            min_p=0.0,
+            repetition_penalty=1.0,
+            max_tokens=beam.max_tokens,
+            stop_token_ids=beam.stop_token_ids,
+            ignore_eos=beam.ignore_eos,
+        )
+        end_ids = () if beam.ignore_eos else self.model.config.end_token_ids
+        search = BeamSearch(
+            beam,
+            frozenset((*end_ids, *beam.stop_token_ids)),
+            beam.max_tokens or self.max_model_len - len(prompt_ids),
+            len(prompt_ids),
+        )
+        if search.num_offers > MAX_LOGPROBS:
+            raise RequestError(
+                f"beam_width {beam.beam_width} with {len(search.end_token_ids)} end tokens needs {search.num_offers} "
+                f"candidates a beam; at most {MAX_LOGPROBS} are supported",
+                param="beam_width",
+            )
+        self._beams.start(search, self.add(prompt_ids, params, priority=priority, cache_salt=cache_salt))
+        return search
+
     def step(self) -> StepResult:
         """Plan, run, sample, commit. Returns what every sequence that got a token, or failed, got."""
         plan = self.scheduler.plan()
         if not plan:
-            return StepResult([], [], None)
+            return StepResult()
         self._copy_pages(plan)
         batch = self._upload(self._batches.build(plan))
         logits = forward(self.ops, self.model, self.cache, batch)
         self.scheduler.commit(plan)
         sequences = self._fork(plan)
         if not sequences:
-            return StepResult([], [], None)
+            return StepResult()
         if len(sequences) > len(batch.logit_rows):
             logits = self._repeat_rows(logits, plan, sequences)
         sampled = self.ops.sample(logits, self._sampling.build(sequences))
@@ -204,17 +254,22 @@ class Engine:
 
     def abort_all(self) -> list[Sequence]:
         """End everything that runs or waits, after a step failed; returns what was ended."""
+        self._beams.drop_all()
         unforked = [sequence for others in self._unforked.values() for sequence in others]
         sequences = [*self.scheduler.running, *self.scheduler.waiting, *unforked]
         for sequence in sorted(sequences, key=lambda sequence: -sequence.id):
             self.abort(sequence, FinishReason.ERROR)
         return sequences
 
+    def abort_search(self, search: BeamSearch) -> None:
+        """End a beam search now. Aborting one that has ended does nothing."""
+        self._beams.drop(search)
+
     def _make_sequence(self, prompt_ids: Seq[int], params: SamplingParams, priority: int, cache_salt: str) -> Sequence:
         params = params.filled(self.defaults)
         end_ids = () if params.ignore_eos else self.model.config.end_token_ids
         sequence = Sequence(
-            id=self._next_id,
+            id=self._new_id(),
             token_ids=list(prompt_ids),
             num_prompt_tokens=len(prompt_ids),
             params=params,
@@ -224,8 +279,11 @@ class Engine:
             priority=priority,
             cache_salt=cache_salt,
         )
-        self._next_id += 1
         return sequence
+
+    def _new_id(self) -> int:
+        self._next_id += 1
+        return self._next_id - 1
 
     def _copy_pages(self, plan: Plan) -> None:
         if not plan.page_copies:
@@ -262,12 +320,15 @@ class Engine:
     def _commit(self, sequences: list[Sequence], sampled: SampleResult) -> StepResult:
         sampled = SampleResult(*(self.device.download(array) for array in vars(sampled).values()))
         token_ids = sampled.token_ids.tolist()
-        for sequence, token_id in zip(sequences, token_ids, strict=True):
-            if token_id < 0:
+        beams = frozenset(sequence.id for sequence in sequences if sequence in self._beams) if self._beams else NO_IDS
+        for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True)):
+            if sequence.id in beams:
+                self._beams.offer(sequence, sampled, row)
+            elif token_id < 0:
                 self.abort(sequence, FinishReason.ERROR)
             elif sequence.append(token_id) is not None:
                 self.scheduler.remove(sequence)
-        return StepResult(sequences, token_ids, sampled)
+        return StepResult(sequences, token_ids, sampled, beams, self._beams.advance() if beams else [])
 
     def check(self, prompt_ids: Seq[int], params: SamplingParams) -> None:
         """Refuse what can never be served: raises RequestError naming the field. Any thread may call it."""
@@ -296,10 +357,10 @@ class Engine:
     def _upload(self, batch: Batch) -> Batch:
         arrays = {
             field.name: self.device.upload(value)
-            for field in dataclasses.fields(batch)
+            for field in fields(batch)
             if isinstance(value := getattr(batch, field.name), np.ndarray)
         }
-        return dataclasses.replace(batch, **arrays)
+        return replace(batch, **arrays)
 
     def _fresh_seed(self) -> int:
         """A seed for a request that gave none: reproducible when the config has a seed, else from the system."""

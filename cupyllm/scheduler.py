@@ -12,6 +12,8 @@ here, so a step that was planned can always run. Sequences are ranked by priorit
 - A waiting sequence is admitted when all its known tokens and one more fit in the available pages. Pages that the
   prefix cache knows are taken over; the last known token always runs, since its logits are wanted.
 - Sequences that were forked share pages. Who writes to a shared page gets a copy of it first.
+- A paused sequence has no row: a beam that waits for the other beams of its search. It keeps its pages until they are
+  needed.
 
 A step in which the same sequences decode costs little: only those that enter a new page are looked at one by one.
 """
@@ -27,7 +29,7 @@ from cupyllm.sequence import Sequence, rank
 
 
 class Scheduler:
-    """Owns the sequences: `waiting` and `prefilling` in order of rank, `decoding` in order of rows."""
+    """Owns the sequences: `waiting` and `prefilling` in order of rank, `decoding` in order of rows, and `paused`."""
 
     def __init__(
         self,
@@ -50,45 +52,60 @@ class Scheduler:
         self.waiting: list[Sequence] = []
         self.prefilling: list[Sequence] = []
         self.decoding: list[Sequence] = []
+        self.paused: list[Sequence] = []
         self.num_preemptions = 0
         self._page_copies: list[tuple[int, int]] = []
         self._forked: list[Sequence] = []  # decode rows that may stand in a page they share
 
     @property
     def num_running(self) -> int:
+        """Sequences that have, or will have, a row."""
         return len(self.prefilling) + len(self.decoding)
 
     @property
     def running(self) -> list[Sequence]:
-        """All sequences that hold pages, in order of rank."""
-        return sorted((*self.prefilling, *self.decoding), key=rank)
+        """All sequences that may hold pages, in order of rank."""
+        return sorted((*self.prefilling, *self.decoding, *self.paused), key=rank)
 
     def add(self, sequence: Sequence) -> None:
         insort(self.waiting, sequence, key=rank)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a finished or aborted sequence out, wherever it is, and let its pages go."""
-        if sequence.row is not None:
-            self._leave_row(sequence)
-        else:
-            queue = self.prefilling if sequence in self.prefilling else self.waiting
-            queue.remove(sequence)
+        self._take_out(sequence)
         self._release_pages(sequence)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let `child` go on where `parent` stands, over the same pages. Without a free row it waits to be recomputed.
+        """Let `child`, a copy of `parent` whose tokens have all been computed, go on over the same pages.
 
-        Both must get a token before the next plan.
+        Without a free row it waits to be recomputed. Both must get a token before the next plan.
         """
         if self.num_running >= self.max_decode_batch_size or not parent.page_table:
             self.add(child)
             return
-        child.page_table = parent.page_table[: self._pages_for(parent.num_computed)]
+        child.page_table = parent.page_table[: self._pages_for(parent.num_tokens)]
         self.allocator.share(child.page_table)
-        child.num_computed = parent.num_computed
+        child.num_computed = parent.num_tokens
         child.cached_pages = list(parent.cached_pages)
         self._forked += [parent, child]
         insort(self.prefilling, child, key=rank)
+
+    def pause(self, sequence: Sequence) -> None:
+        """Take a sequence whose tokens have all been computed out of its row; its pages stay while there is room."""
+        if sequence not in self.paused:
+            self._take_out(sequence)
+            sequence.num_computed = sequence.num_tokens
+            insort(self.paused, sequence, key=rank)
+
+    def resume(self, sequence: Sequence) -> None:
+        """Let a paused sequence, which got a token, go on; without pages or a free row it waits to be recomputed."""
+        if sequence not in self.paused:
+            return
+        self.paused.remove(sequence)
+        if sequence.page_table and self.num_running < self.max_decode_batch_size:
+            insort(self.prefilling, sequence, key=rank)
+        else:
+            self._send_to_wait(sequence)
 
     def plan(self) -> Plan:
         """Choose the next step's tokens and reserve their pages. An empty plan means there is nothing to run."""
@@ -98,6 +115,8 @@ class Scheduler:
             self._join_row(sequence)
         self._reserve_for_decodes()
         prompts = self._plan_prompts(self.max_step_tokens - len(self.decoding))
+        while self.num_running == 0 and self.waiting and self._take_pages_of_paused():
+            prompts = self._plan_prompts(self.max_step_tokens)
         # Until here a copy's source had a holder of its own, so that no other copy could be planned into it.
         self.allocator.release([source for source, _ in self._page_copies])
         return Plan(list(self.decoding), prompts, self._page_copies)
@@ -117,7 +136,7 @@ class Scheduler:
         self.allocator.check_integrity([sequence.page_table for sequence in (*running, *self.waiting)])
         if self.prefix_cache is not None:
             self.prefix_cache.check_integrity()
-        assert len(running) <= self.max_decode_batch_size
+        assert self.num_running <= self.max_decode_batch_size
         assert [sequence.row for sequence in self.decoding] == list(range(len(self.decoding)))
         for sequence in self.waiting:
             assert not sequence.page_table, f"sequence {sequence.id} waits and holds pages"
@@ -128,7 +147,8 @@ class Scheduler:
             assert all(sequence.row is None for sequence in queue)
         for sequence in running:
             assert sequence.finish_reason is None, f"sequence {sequence.id} is finished and runs"
-            assert sequence.num_computed < sequence.num_tokens
+            assert sequence.num_uncomputed > 0 or sequence in self.paused
+            assert sequence.page_table or sequence.num_computed == 0
             assert len(sequence.page_table) >= self._pages_for(sequence.num_computed)
 
     def _reserve_for_decodes(self) -> None:
@@ -170,7 +190,7 @@ class Scheduler:
             missing = self._pages_for(num_tokens) - len(table)
             if missing + must_copy <= self.allocator.num_available:
                 break
-            last = max((*self.prefilling, *self.decoding), key=rank)
+            last = next(holder for holder in reversed(self.running) if holder.page_table or holder is sequence)
             self._preempt(last)
             if last is sequence:
                 return False
@@ -183,15 +203,30 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+        if sequence in self.paused:
+            self._release_pages(sequence)
+        else:
+            self._take_out(sequence)
+            self._send_to_wait(sequence)
+
+    def _take_pages_of_paused(self) -> bool:
+        """Preempt the lowest-ranked paused sequence that holds pages; False if there is none."""
+        holder = next((sequence for sequence in reversed(self.paused) if sequence.page_table), None)
+        if holder is not None:
+            self._preempt(holder)
+        return holder is not None
+
+    def _send_to_wait(self, sequence: Sequence) -> None:
+        self._release_pages(sequence)
+        insort(self.waiting, sequence, key=rank)
+
+    def _take_out(self, sequence: Sequence) -> None:
         if sequence.row is not None:
             self._leave_row(sequence)
         else:
-            self.prefilling.remove(sequence)
-        self._release_pages(sequence)
-        sequence.num_computed = 0
-        sequence.num_preemptions += 1
-        self.num_preemptions += 1
-        insort(self.waiting, sequence, key=rank)
+            next(queue for queue in (self.prefilling, self.waiting, self.paused) if sequence in queue).remove(sequence)
 
     def _admit(self, sequence: Sequence) -> bool:
         """Take over the pages that the prefix cache knows and start running, if the rest fits too."""
@@ -244,6 +279,7 @@ class Scheduler:
         self.allocator.release(sequence.page_table)
         sequence.page_table = []
         sequence.cached_pages = []
+        sequence.num_computed = 0
 
     def _pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)

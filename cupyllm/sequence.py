@@ -35,6 +35,7 @@ class Sequence:
     max_tokens: int
     end_token_ids: frozenset[int]
     priority: int = 0  # lower runs first
+    arrival: int | None = None  # the id of the sequence it was forked from, if it was; it ranks beside that
     cache_salt: str = ""  # only sequences with the same salt share cached pages
     page_table: list[int] = field(default_factory=list)
     cached_pages: list[CachedPage] = field(default_factory=list)  # its full pages, as the prefix cache knows them
@@ -91,6 +92,7 @@ class Sequence:
         return self.finish_reason
 
 
-def rank(sequence: Sequence) -> tuple[int, int]:
+def rank(sequence: Sequence) -> tuple[int, int, int]:
     """Who goes first: the lower priority, then the earlier arrival (ids grow)."""
-    return sequence.priority, sequence.id
+    arrival = sequence.id if sequence.arrival is None else sequence.arrival
+    return sequence.priority, arrival, sequence.id

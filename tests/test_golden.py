@@ -6,6 +6,7 @@ The checkpoint's folder comes from CUPYLLM_TEST_CHECKPOINT and the recorded answ
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from cupyllm import LLM, SamplingParams
 from cupyllm.batch import BatchBuilder
+from cupyllm.beam_search import BeamParams
 from cupyllm.engine import Engine
 from cupyllm.messages import normalise_messages
 from cupyllm.model import forward
@@ -102,3 +104,22 @@ def all_logits(engine: Engine, ids: list[int]) -> np.ndarray:
     batch = BatchBuilder(engine.config.page_size).build(Plan([], [PlannedChunk(sequence, 0, len(ids))], []))
     batch = dataclasses.replace(batch, logit_rows=np.arange(len(ids), dtype=np.int32))
     return forward(engine.ops, engine.model, engine.cache, batch)
+
+
+@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize("name", ["short_hello", "chinese", "json_output"])
+def test_beam_search_equals_that_of_transformers(llm: LLM, name: str, width: int) -> None:
+    torch = pytest.importorskip("torch", reason="install torch and transformers to compare with them")
+    transformers = pytest.importorskip("transformers", reason="install torch and transformers to compare with them")
+    ids = next(case for case in CASES if case["name"] == name)["prompt_ids"]
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
+    settings = {"num_beams": width, "num_return_sequences": width, "max_new_tokens": 12, "do_sample": False}
+    answers = theirs.generate(
+        torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), repetition_penalty=1.0, **settings
+    )
+    search = llm.engine.add_beams(ids, BeamParams(width, max_tokens=12))
+    while not search.done:
+        llm.engine.step()
+    ends = set(llm.engine.model.config.end_token_ids)
+    expected = [[*itertools.takewhile(lambda token: token not in ends, row)] for row in answers[:, len(ids) :].tolist()]
+    assert [[token for token in beam.token_ids if token not in ends] for beam in search.finished] == expected

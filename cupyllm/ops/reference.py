@@ -148,7 +148,7 @@ class ReferenceOps:
         NaN, gets token -1. The row's steps are in sample_reference.py.
         """
         logits = logits[:, : sampling.vocab_limit]
-        num_rows, num_top = len(logits), max(sampling.num_logprobs, 0)
+        num_rows, num_top = len(logits), min(max(sampling.num_logprobs, 0), logits.shape[1])
         token_ids = np.full(num_rows, -1, np.int32)
         logprobs = np.zeros(num_rows if sampling.num_logprobs >= 0 else 0, np.float32)
         top_ids = np.zeros((num_rows, num_top), np.int32)

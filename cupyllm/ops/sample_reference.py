@@ -16,6 +16,7 @@ from cupyllm.sampling import GREEDY_BELOW, SamplingBatch
 def sample_row(row: np.ndarray, sampling: SamplingBatch, r: int) -> int:
     """The token for row r of a batch: row is (V,) float32, finite somewhere and without NaN."""
     penalised = sampling.penalty_ids[sampling.penalty_starts[r] : sampling.penalty_starts[r + 1]]
+    penalised = penalised[penalised < len(row)]  # an id of the prompt may have no token
     if len(penalised):
         row = row.copy()
         row[penalised] = penalise(row[penalised], sampling.repetition_penalty[r])
@@ -41,9 +42,7 @@ def candidates(scaled: np.ndarray, top_k: int, top_p: float, min_p: float) -> np
     """
     ids = np.arange(len(scaled))
     if 0 < top_k < len(ids):
-        edge = np.partition(scaled, -top_k)[-top_k]
-        above, tied = np.flatnonzero(scaled > edge), np.flatnonzero(scaled == edge)
-        ids = np.sort(np.concatenate([above, tied[: top_k - len(above)]]))
+        ids = largest_ids(scaled, top_k)
     if top_p < 1.0:
         weights = np.exp(scaled[ids], dtype=np.float64)
         weights /= weights.sum()
@@ -61,6 +60,15 @@ def top_logprobs(row: np.ndarray, token_id: int, count: int) -> tuple[float, np.
     """Log-probability of `token_id`, and the `count` most likely ids with theirs, by the model's own distribution."""
     largest = float(row.max())
     log_sum = largest + float(np.log(np.exp(row - row.max(), dtype=np.float64).sum()))
-    ids = np.argpartition(-row, min(count, len(row) - 1))[:count]
-    ids = ids[np.lexsort((ids, -row[ids]))]
+    ids = largest_ids(row, count)
+    ids = ids[np.argsort(-row[ids], kind="stable")]
     return float(row[token_id]) - log_sum, ids.astype(np.int32), (row[ids] - log_sum).astype(np.float32)
+
+
+def largest_ids(values: np.ndarray, count: int) -> np.ndarray:
+    """The ids of the `count` largest values, in order of id; of equal values at the edge the smaller ids."""
+    if count <= 0:
+        return np.empty(0, np.int64)
+    edge = np.partition(values, -count)[-count]
+    above, tied = np.flatnonzero(values > edge), np.flatnonzero(values == edge)
+    return np.sort(np.concatenate([above, tied[: count - len(above)]]))

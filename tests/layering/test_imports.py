@@ -26,8 +26,10 @@ ALLOWED = {
     "sampling": {"errors", "model_config"},
     "kv_cache": {"device", "model_config"},
     "model": {"batch", "device", "kv_cache", "model_config", "ops", "rope", "weights"},
+    "beam_search": {"errors", "sequence"},
+    "beam_rows": {"beam_search", "sampling", "scheduler", "sequence"},
     "engine": {
-        "batch", "config", "device", "errors", "kv_cache", "model", "model_config", "ops", "page_allocator", "plan",
+        "batch", "beam_rows", "beam_search", "config", "device", "errors", "kv_cache", "model", "model_config", "ops", "page_allocator", "plan",
         "prefix_cache", "sampling", "scheduler", "sequence",
     },
     "tokenizer": {"errors", "json_object"},

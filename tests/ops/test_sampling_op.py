@@ -181,3 +181,20 @@ def test_logprobs_are_of_the_models_own_distribution() -> None:
 def test_no_logprobs_are_computed_when_nobody_asks() -> None:
     result = sample(lively(2), [row(), row()])
     assert (result.logprobs.size, result.top_ids.shape) == (0, (2, 0))
+
+
+def test_of_equally_likely_tokens_the_smaller_ids_are_reported() -> None:
+    logits = np.zeros((1, V))
+    logits[0, 30] = 1.0
+    assert sample(logits, [row(logprobs=4)]).top_ids[0].tolist() == [30, 0, 1, 2]
+
+
+def test_a_prompt_id_without_a_token_is_penalised_in_vain() -> None:
+    logits = lively(1)
+    rows = [row(token_ids=[44, 49], repetition_penalty=2.0, temperature=0.0)]
+    assert sample(logits, rows, vocab_limit=40).token_ids[0] == logits[0, :40].argmax()
+
+
+def test_more_logprobs_than_tokens_are_all_there_are() -> None:
+    result = sample(lively(1), [row(logprobs=20)], vocab_limit=7)
+    assert sorted(result.top_ids[0].tolist()) == list(range(7))
