@@ -1,0 +1,148 @@
+"""Examples of the sampling kernels.
+
+Each kernel is a part of one op. What it finds is compared with that part of the reference or, where the reference has
+no such part, by the tokens that the whole op chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from cupyllm.cuda import argmax, cutoff, draw, group_maxima, penalise, top_logprobs
+from cupyllm.cuda.examples.case import EPSILON, ExampleRun, Output, random_floats
+from cupyllm.cuda.loader import KernelLoader
+from cupyllm.cuda.sample import sample, upload_sampling
+from cupyllm.device import Device
+from cupyllm.ops.reference import ReferenceOps
+from cupyllm.ops.sample_reference import candidates
+from cupyllm.ops.sample_reference import penalise as penalise_reference
+from cupyllm.sampling import SamplingBatch
+
+
+def argmax_example(loader: KernelLoader, device: Device, *, R: int = 4, N: int = 1501) -> ExampleRun:
+    """Greedy rows; the first has three equal largest values, and the last holds a NaN."""
+    logits = _logits(R, N)
+    logits[0, [4, 5, N - 2]] = 9.0
+    logits[-1, N // 2] = np.nan
+    return _sample(loader, device, logits, _batch(R, N, temperature=0.0), argmax.least_bytes(R, N))
+
+
+def penalise_example(loader: KernelLoader, device: Device, *, R: int = 4, N: int = 1501) -> ExampleRun:
+    """Rows of which some likely and some unlikely tokens are penalised, each row more than the one before."""
+    logits, ids = _logits(R, N), [np.arange(r, N, N // (5 * (r + 1))) for r in range(R)]
+    batch = _batch(R, N, penalised=ids)
+    names = ("repetition_penalty", "penalty_starts", "penalty_ids")
+    arrays = {name: device.upload(getattr(batch, name)) for name in names}
+    actual = device.download(penalise.launch(loader, device.upload(logits), N, **arrays))[:, :N]
+    expected = logits[:, :N].copy()
+    for r, penalised in enumerate(ids):
+        expected[r, penalised] = penalise_reference(expected[r, penalised], batch.repetition_penalty[r])
+    output = Output("penalised", actual, expected, EPSILON["float32"])
+    return ExampleRun("sample", {"R": R, "N": N}, penalise.least_bytes(R, N, len(batch.penalty_ids)), (output,))
+
+
+def group_maxima_example(loader: KernelLoader, device: Device, *, R: int = 3, N: int = 1501) -> ExampleRun:
+    """The largest logit of every 128 neighbours, and the sum of exp((logit - largest) / temperature)."""
+    logits, batch = _logits(R, N), _batch(R, N)
+    found = group_maxima.launch(loader, device.upload(logits), N, device.upload(batch.temperature))
+    groups = [logits[:, first : min(first + 128, N)] for first in range(0, N, 128)]
+    maxima = np.stack([group.max(axis=1) for group in groups], axis=1)  # (R, G)
+    scaled = [(group - group.max(axis=1)[:, None]) / batch.temperature[:, None] for group in groups]
+    sums = np.stack([np.exp(group).sum(axis=1) for group in scaled], axis=1)
+    outputs = (
+        Output("maxima", device.download(found[0]), maxima, 0.0),
+        Output("sums", device.download(found[1]), sums, 16 * EPSILON["float32"]),
+    )
+    return ExampleRun("sample", {"R": R, "N": N}, group_maxima.least_bytes(R, N), outputs)
+
+
+def cutoff_example(loader: KernelLoader, device: Device, *, R: int = 12, N: int = 1501) -> ExampleRun:
+    """Rows with top-k, top-p and min-p, alone and together: which tokens each keeps, and its most likely one."""
+    top_k, top_p, min_p = np.arange(R) % 4 * 3, 1.0 - np.arange(R) % 3 * 0.3, np.arange(R) % 2 * 0.2
+    logits, batch = _logits(R, N), _batch(R, N, top_k=top_k, top_p=top_p, min_p=min_p)
+    on_device, filters = device.upload(logits), ("temperature", "top_k", "top_p", "min_p")
+    arrays = {name: device.upload(getattr(batch, name)) for name in filters}
+    index = group_maxima.launch(loader, on_device, N, arrays["temperature"])
+    most_likely, cutoffs = cutoff.launch(loader, on_device, N, index, **arrays)
+    distances = (logits.max(axis=1, where=np.arange(N + 7) < N, initial=-np.inf)[:, None] - logits[:, :N]) / 0.8
+    distances = distances.astype(np.float32)
+    ranks = distances.view(np.uint32).astype(np.uint64) << np.uint64(19) | np.arange(N, dtype=np.uint64)
+    wanted = np.zeros((R, N), bool)
+    for r in range(R):
+        wanted[r, candidates(-distances[r], int(top_k[r]), float(top_p[r]), float(min_p[r]))] = True
+    kept = ranks <= device.download(cutoffs)[:, None]
+    outputs = (
+        Output("kept", kept.astype(np.int32), wanted.astype(np.int32), 0.0),
+        Output("most_likely", device.download(most_likely), distances.argmin(axis=1), 0.0),
+    )
+    return ExampleRun("sample", {"R": R, "N": N}, cutoff.least_bytes(R, N), outputs)
+
+
+def draw_example(loader: KernelLoader, device: Device, *, R: int = 24, N: int = 1501) -> ExampleRun:
+    """Rows that draw among all or among a few tokens; every fourth is greedy."""
+    batch = _batch(R, N, temperature=np.where(np.arange(R) % 4, 1.5, 0.0), top_k=np.arange(R) % 3 * 4)
+    return _sample(loader, device, _logits(R, N), batch, draw.least_bytes(R, N))
+
+
+def top_logprobs_example(loader: KernelLoader, device: Device, *, R: int = 4, N: int = 1501) -> ExampleRun:
+    """Greedy rows that want their five most likely tokens, three of which are equally likely in the first."""
+    logits = _logits(R, N)
+    logits[0, [4, 5, N - 2]] = 9.0
+    batch = _batch(R, N, temperature=0.0, num_logprobs=5)
+    return _sample(loader, device, logits, batch, top_logprobs.least_bytes(R, N, 5))
+
+
+def _logits(R: int, N: int) -> np.ndarray:
+    """Logits with 7 columns more than there are tokens, which must never be chosen."""
+    logits = random_floats(np.random.default_rng(0), R, N + 7, scale=2.0)
+    logits[:, N:] = 50.0
+    return logits
+
+
+def _batch(
+    R: int,
+    N: int,
+    *,
+    temperature: float | np.ndarray = 0.8,
+    top_k: int | np.ndarray = 0,
+    top_p: float | np.ndarray = 1.0,
+    min_p: float | np.ndarray = 0.0,
+    penalised: list[np.ndarray] | None = None,
+    num_logprobs: int = -1,
+) -> SamplingBatch:
+    """Sampling parameters of R rows; what is one number is the same for all."""
+    ids = penalised or [np.zeros(0, np.int32)] * R
+    return SamplingBatch(
+        temperature=np.broadcast_to(np.float32(temperature), R).copy(),
+        top_k=np.broadcast_to(np.int32(top_k), R).copy(),
+        top_p=np.broadcast_to(np.float32(top_p), R).copy(),
+        min_p=np.broadcast_to(np.float32(min_p), R).copy(),
+        repetition_penalty=np.full(R, 3.0 if penalised else 1.0, np.float32),
+        penalty_starts=np.cumsum([0, *map(len, ids)]).astype(np.int32),
+        penalty_ids=np.concatenate(ids).astype(np.int32),
+        seeds=np.arange(R, dtype=np.uint64) << np.uint64(33),
+        positions=np.arange(R, dtype=np.int32) + 5,
+        num_logprobs=num_logprobs,
+        vocab_limit=N,
+    )
+
+
+def _sample(
+    loader: KernelLoader, device: Device, logits: np.ndarray, batch: SamplingBatch, least: Mapping[str, int]
+) -> ExampleRun:
+    """Sample on the device and by the reference op."""
+    expected = ReferenceOps().sample(logits, batch)
+    actual = sample(loader, device.upload(logits), upload_sampling(batch, device.upload))
+    names = ["token_ids", "logprobs", "top_ids", "top_logprobs"] if batch.num_logprobs >= 0 else ["token_ids"]
+    outputs = tuple(
+        Output(
+            name,
+            device.download(getattr(actual, name)),
+            getattr(expected, name),
+            0.0 if name.endswith("ids") else 16 * EPSILON["float32"],
+        )
+        for name in names
+    )
+    return ExampleRun("sample", {"R": len(logits), "N": batch.vocab_limit}, least, outputs)
