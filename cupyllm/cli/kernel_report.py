@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from cupyllm.cuda.emulator import EmulatedModule, LaunchReport
-from cupyllm.cuda.examples import EXAMPLES, ExampleRun, GuardedDevice
+from cupyllm.cuda.examples import EXAMPLES, ExampleRun, GuardedHost, Output
 from cupyllm.cuda.loader import Geometry, define_options, source_of
 from cupyllm.cuda.recording import RecordingLoader
 
@@ -17,7 +17,7 @@ def run_example(name: str) -> tuple[str, bool]:
     Raises DeviceError when g++ is missing or the emulator finds a fault.
     """
     loader = RecordingLoader()
-    run = EXAMPLES[name](loader, GuardedDevice())
+    run = EXAMPLES[name](loader, GuardedHost())
     launch = next(launch for launch in loader.launches if launch.name == name)
     sizes = " ".join(f"{size}={value}" for size, value in run.sizes.items())
     lines = [
@@ -56,7 +56,7 @@ def _traffic_lines(run: ExampleRun, report: LaunchReport) -> list[str]:
             lines.append(f"{argument.name:16}{figures}")
     return [
         *lines,
-        "counted: bytes of all threads; what several lanes or blocks read comes from a cache after the first time",
+        "counted: the bytes of all threads; what several lanes or blocks read, memory sends once and then a cache",
         "efficiency: the share of the bytes in the sectors (32 bytes each) that the warp asked for",
         "",
         f"shared memory   {report.shared_accesses:,} accesses by warps, {report.bank_conflicts:,} bank conflicts",
@@ -66,11 +66,14 @@ def _traffic_lines(run: ExampleRun, report: LaunchReport) -> list[str]:
 
 def _error_lines(run: ExampleRun) -> list[str]:
     """The largest error of every output against the twin."""
-    return [
-        f"{output.name + ' error':16}{output.error:.1e} of its row's largest value against ReferenceOps.{run.twin}; "
-        f"allowed {output.tolerance:.1e}: {'agrees' if output.agrees else 'DIFFERS'}"
-        for output in run.outputs
-    ]
+    return [f"against ReferenceOps.{run.twin}", *(f"{output.name:16}{_verdict(output)}" for output in run.outputs)]
+
+
+def _verdict(output: Output) -> str:
+    if output.tolerance == 0:
+        return "equal" if output.agrees else "DIFFERS"
+    error = f"error {output.error:.1e} of its row's largest value, {output.tolerance:.1e} allowed"
+    return f"{error}: {'agrees' if output.agrees else 'DIFFERS'}"
 
 
 def _product(sizes: Sequence[int]) -> str:

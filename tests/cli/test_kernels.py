@@ -60,7 +60,9 @@ def test_run_prints_geometry_traffic_conflicts_and_error(capsys: pytest.CaptureF
     # 3 rows of 1024 floats, read twice: 24,576 bytes in 768 sectors
     assert re.search(r"^x +12,288 +24,576 +2\.00 +768 +100%$", text, re.MULTILINE)
     assert re.search(r"^shared memory +\d+ accesses by warps, 0 bank conflicts$", text, re.MULTILINE)
-    assert re.search(r"^y error +\d\.\de-\d\d of .* ReferenceOps\.rms_norm; allowed .*: agrees$", text, re.MULTILINE)
+    assert re.search(
+        r"^against ReferenceOps\.rms_norm\ny +error \d\.\de-\d\d of .* allowed: agrees$", text, re.MULTILINE
+    )
 
 
 @needs_gpp

@@ -197,6 +197,9 @@ FAULTS: dict[str, list[Fault]] = {
     "paged_attention_decode": [
         fault("a ticket without an atomic",
               "atomicInc(tickets + s * KH + kh, used_splits - 1)", "tickets[s * KH + kh]++", GLOBAL_RACE),
+        fault("no fence before the ticket",
+              "__threadfence();\n        __syncthreads();\n        if (t", "__syncthreads();\n        if (t",
+              GLOBAL_RACE),
         fault("every block adds the parts up", "        if (!is_last) return;\n", "", GLOBAL_RACE),
         fault("is_last without a barrier", "__syncthreads();\n        if (!is_last)", "if (!is_last)", UNWRITTEN),
         fault("parts without a barrier", "    __syncthreads();\n\n    // 5", "    // 5", UNWRITTEN),

@@ -9,7 +9,7 @@ from importlib import resources
 import numpy as np
 import pytest
 
-from cupyllm.cuda.examples import EXAMPLES, GuardedDevice, Output
+from cupyllm.cuda.examples import EXAMPLES, GuardedHost, Output
 from cupyllm.cuda.nvrtc import kernel_names
 from cupyllm.cuda.recording import RecordingLoader
 
@@ -25,7 +25,7 @@ def test_every_kernel_has_an_example() -> None:
 @pytest.mark.parametrize("arch", [70, 80])
 def test_an_example_launches_its_kernel_and_agrees_with_the_twin_in_the_header(name: str, arch: int) -> None:
     loader = RecordingLoader(arch=arch)
-    run = EXAMPLES[name](loader, GuardedDevice())
+    run = EXAMPLES[name](loader, GuardedHost())
     report = next(launch.report for launch in loader.launches if launch.name == name)
     header = (resources.files("cupyllm.cuda") / f"{name}.cu").read_text("utf-8")
     assert run.twin in re.findall(r"ReferenceOps\.(\w+)", header)

@@ -13,7 +13,7 @@ import pytest
 from planted_faults import CASES, FAULTS, WRONG, Fault
 
 from cupyllm.cuda.emulator import KernelFault
-from cupyllm.cuda.examples import EXAMPLES, ExampleRun, GuardedDevice
+from cupyllm.cuda.examples import EXAMPLES, ExampleRun, GuardedHost
 from cupyllm.cuda.loader import emulated_loader, source_of
 from cupyllm.cuda.nvrtc import kernel_names
 
@@ -33,7 +33,7 @@ def run(kernel: str, case: dict[str, Any], fault: Fault | None = None) -> Exampl
         return text.replace(fault.old, fault.new)
 
     loader = emulated_loader("check", global_races=True, source=source)
-    return EXAMPLES[kernel](loader, GuardedDevice(), **{**CASES.get(kernel, {}), **case})
+    return EXAMPLES[kernel](loader, GuardedHost(), **{**CASES.get(kernel, {}), **case})
 
 
 @pytest.mark.parametrize(("kernel", "fault"), PLANTED, ids=[f"{kernel}: {fault.name}" for kernel, fault in PLANTED])

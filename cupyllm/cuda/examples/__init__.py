@@ -1,8 +1,9 @@
 """One small launch of every kernel beside the answer of its twin in ReferenceOps.
 
 `python -m cupyllm kernels run NAME` shows one under the emulator, and tests/cuda/test_planted_faults.py holds broken
-versions of the kernels against them. An example takes a loader and the device that the loader works on, so the same
-examples run on a GPU. Keyword arguments, which differ from example to example, choose other sizes and variants.
+versions of the kernels against them. An example takes a loader and the place where its arrays live, such as a device,
+so the same examples run on a GPU. Keyword arguments, which differ from example to example, choose other sizes and
+variants.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .attention import paged_attention_decode_example, paged_attention_prefill_example
-from .case import Example, ExampleRun, GuardedDevice, Output
+from .case import Example, ExampleRun, GuardedHost, Output
 from .linear import gemv_example, round_rows_example, skinny_gemm_example, tile_gemm_example
 from .rows import copy_pages_example, embedding_example, rms_norm_example, rope_and_kv_write_example, silu_mul_example
 from .sampling import (
@@ -22,7 +23,7 @@ from .sampling import (
     top_logprobs_example,
 )
 
-__all__ = ["EXAMPLES", "Example", "ExampleRun", "GuardedDevice", "Output"]
+__all__ = ["EXAMPLES", "Example", "ExampleRun", "GuardedHost", "Output"]
 
 EXAMPLES: Mapping[str, Example] = {
     "argmax": argmax_example,

@@ -9,15 +9,14 @@ import numpy as np
 from cupyllm.batch import Batch
 from cupyllm.cuda import paged_attention_decode, paged_attention_prefill
 from cupyllm.cuda.attention_arguments import AttentionCall
-from cupyllm.cuda.examples.case import EPSILON, ExampleRun, Output, random_floats, to_elements, to_floats
+from cupyllm.cuda.examples.case import EPSILON, ExampleRun, Output, Place, random_floats, to_elements, to_floats
 from cupyllm.cuda.loader import KernelLoader
-from cupyllm.device import Device
 from cupyllm.ops.reference import ReferenceOps
 
 
 def paged_attention_decode_example(
     loader: KernelLoader,
-    device: Device,
+    place: Place,
     *,
     context_lens: tuple[int, ...] = (600, 600),
     H: int = 4,
@@ -29,10 +28,10 @@ def paged_attention_decode_example(
     """One query for each sequence; the longer contexts are split over several blocks."""
     call = _call(context_lens, (1,) * len(context_lens), H, KH, D, dtype, window)
     tickets = paged_attention_decode.make_tickets(loader, call.S, KH)
-    out = device.download(paged_attention_decode.launch(loader, _upload(call, device), tickets))
+    out = place.download(paged_attention_decode.launch(loader, _upload(call, place), tickets))
     # Up to 8 heads for each KV head, operands are cut into a high and a low element.
     tolerance = 1e-4 if 8 * KH >= H else EPSILON[dtype]
-    left = Output("tickets", device.download(tickets), np.zeros((call.S, KH), np.uint32), 0.0)
+    left = Output("tickets", place.download(tickets), np.zeros((call.S, KH), np.uint32), 0.0)
     sizes = {"S": call.S, "H": H, "KH": KH, "D": D, "context_len": max(context_lens)}
     least = paged_attention_decode.least_bytes(**sizes)
     return ExampleRun("paged_attention", sizes, least, (_output(call, (1,) * call.S, out, tolerance), left))
@@ -40,7 +39,7 @@ def paged_attention_decode_example(
 
 def paged_attention_prefill_example(
     loader: KernelLoader,
-    device: Device,
+    place: Place,
     *,
     query_lens: tuple[int, ...] = (40, 7),
     context_lens: tuple[int, ...] = (40, 50),
@@ -52,10 +51,10 @@ def paged_attention_prefill_example(
 ) -> ExampleRun:
     """A chunk of queries for each sequence, its last tokens; what stands before them is in the cache already."""
     call = _call(context_lens, query_lens, H, KH, D, dtype, window)
-    starts = device.upload(np.cumsum([0, *query_lens]).astype(np.int32))
+    starts = place.upload(np.cumsum([0, *query_lens]).astype(np.int32))
     longest = max(query_lens)
-    out = paged_attention_prefill.launch(loader, _upload(call, device), starts, max_query_len=longest)
-    output = _output(call, query_lens, device.download(out), 2 * EPSILON[dtype])
+    out = paged_attention_prefill.launch(loader, _upload(call, place), starts, max_query_len=longest)
+    output = _output(call, query_lens, place.download(out), 2 * EPSILON[dtype])
     sizes = {"S": call.S, "H": H, "KH": KH, "D": D, "query_len": longest, "context_len": max(context_lens)}
     return ExampleRun("paged_attention", sizes, paged_attention_prefill.least_bytes(**sizes), (output,))
 
@@ -93,15 +92,15 @@ def _call(
     )
 
 
-def _upload(call: AttentionCall, device: Device) -> AttentionCall:
-    """The same call with its arrays on the device."""
+def _upload(call: AttentionCall, place: Place) -> AttentionCall:
+    """The same call with its arrays uploaded."""
     return replace(
         call,
-        q=device.upload(call.q),
-        keys=device.upload(call.keys),
-        values=device.upload(call.values),
-        context_lens=device.upload(call.context_lens),
-        page_tables=device.upload(call.page_tables),
+        q=place.upload(call.q),
+        keys=place.upload(call.keys),
+        values=place.upload(call.values),
+        context_lens=place.upload(call.context_lens),
+        page_tables=place.upload(call.page_tables),
     )
 
 

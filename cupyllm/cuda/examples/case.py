@@ -1,16 +1,17 @@
-"""What every example is made of: random arrays, a device to put them on, and the comparison with the twin's answer."""
+"""What every example is made of: random arrays, a place to put them, and the comparison with the twin's answer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from cupyllm.cuda.emulator import guarded_copy
 from cupyllm.cuda.loader import KernelLoader
-from cupyllm.device import Array, Device
-from cupyllm.number_formats import bfloat16_to_float32, float32_to_bfloat16, numpy_type
+from cupyllm.device import Array
+from cupyllm.number_formats import bfloat16_to_float32, float32_to_bfloat16
 
 # The distance from 1 to the next number of the type.
 EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -57,24 +58,28 @@ class ExampleRun:
         return all(output.agrees for output in self.outputs)
 
 
-# An example makes its arrays on a device, launches through a loader for it, and asks the reference op.
-Example = Callable[[KernelLoader, Device], ExampleRun]
+class Place(Protocol):
+    """Where an example's arrays live: what it asks of a device (cupyllm/device.py)."""
+
+    def upload(self, host: np.ndarray) -> Array:
+        """The same values there."""
+
+    def download(self, array: Array) -> np.ndarray:
+        """The same values as a NumPy array."""
 
 
-@dataclass
-class GuardedDevice:
+# An example makes its arrays at a place, launches through a loader for it, and asks the reference op.
+Example = Callable[[KernelLoader, Place], ExampleRun]
+
+
+class GuardedHost:
     """Host arrays between unmapped pages, for the emulator: no small step past an array's end lands in another one."""
-
-    name: str = "emulated"
 
     def upload(self, host: np.ndarray) -> Array:
         return guarded_copy(host)
 
     def download(self, array: Array) -> np.ndarray:
         return np.asarray(array)
-
-    def zeros(self, shape: tuple[int, ...], dtype: str) -> Array:
-        return guarded_copy(np.zeros(shape, numpy_type(dtype)))
 
 
 def random_floats(rng: np.random.Generator, *shape: int, scale: float = 1.0) -> np.ndarray:

@@ -9,10 +9,10 @@ from types import ModuleType
 import numpy as np
 
 from cupyllm.cuda import gemv, round_rows, skinny_gemm, tile_gemm
-from cupyllm.cuda.examples.case import EPSILON, ExampleRun, Output, random_floats, to_elements, to_floats
+from cupyllm.cuda.examples.case import EPSILON, ExampleRun, Output, Place, random_floats, to_elements, to_floats
 from cupyllm.cuda.linear_arguments import LinearCall
 from cupyllm.cuda.loader import KernelLoader
-from cupyllm.device import Array, Device
+from cupyllm.device import Array
 from cupyllm.ops.reference import Norm, ReferenceOps
 
 _REFERENCE = ReferenceOps()
@@ -20,7 +20,7 @@ _REFERENCE = ReferenceOps()
 
 def gemv_example(
     loader: KernelLoader,
-    device: Device,
+    place: Place,
     *,
     N: int = 256,
     K: int = 896,
@@ -30,12 +30,12 @@ def gemv_example(
     """A linear layer for one row; `around` names what is fused: norm, bias, residual, gate_up."""
     call = linear_call(1, N, K, dtype, around)
     least = gemv.least_bytes(N, K, **dict.fromkeys(around.split(), 1))
-    return run_linear(gemv, loader, device, call, least, 32 * EPSILON["float32"])
+    return run_linear(gemv, loader, place, call, least, 32 * EPSILON["float32"])
 
 
 def skinny_gemm_example(
     loader: KernelLoader,
-    device: Device,
+    place: Place,
     *,
     T: int = 5,
     N: int = 256,
@@ -48,12 +48,12 @@ def skinny_gemm_example(
     call = linear_call(T, N, K, dtype, around)
     call.x[:] *= np.geomspace(1.0, growth, K, dtype=np.float32)
     least = skinny_gemm.least_bytes(T, N, K, **dict.fromkeys(around.split(), 1))
-    return run_linear(skinny_gemm, loader, device, call, least, EPSILON[dtype])  # x is rounded to the weights' type
+    return run_linear(skinny_gemm, loader, place, call, least, EPSILON[dtype])  # x is rounded to the weights' type
 
 
 def tile_gemm_example(
     loader: KernelLoader,
-    device: Device,
+    place: Place,
     *,
     T: int = 96,
     N: int = 128,
@@ -64,18 +64,18 @@ def tile_gemm_example(
     """A linear layer for T rows, which round_rows norms and rounds first."""
     call = linear_call(T, N, K, dtype, around)
     extras = dict.fromkeys(set(around.split()) - {"norm"}, 1)
-    return run_linear(tile_gemm, loader, device, call, tile_gemm.least_bytes(T, N, K, **extras), EPSILON[dtype])
+    return run_linear(tile_gemm, loader, place, call, tile_gemm.least_bytes(T, N, K, **extras), EPSILON[dtype])
 
 
 def round_rows_example(
-    loader: KernelLoader, device: Device, *, T: int = 3, K: int = 1024, dtype: str = "float16"
+    loader: KernelLoader, place: Place, *, T: int = 3, K: int = 1024, dtype: str = "float16"
 ) -> ExampleRun:
     """T rows far beyond the range of fp16, normed and rounded."""
     rng = np.random.default_rng(0)
     x, weight = random_floats(rng, T, K, scale=1e8), random_floats(rng, K, scale=1e6)
-    norm = Norm(device.upload(weight), 1e-6)
-    rounded, inverse_scales = round_rows.launch(loader, device.upload(x), norm, bf16=int(dtype == "bfloat16"))
-    actual = to_floats(device.download(rounded)) * device.download(inverse_scales)[:, None]
+    norm = Norm(place.upload(weight), 1e-6)
+    rounded, inverse_scales = round_rows.launch(loader, place.upload(x), norm, bf16=int(dtype == "bfloat16"))
+    actual = to_floats(place.download(rounded)) * place.download(inverse_scales)[:, None]
     output = Output("rounded", actual, _REFERENCE.rms_norm(x, Norm(weight, 1e-6)), 0.51 * EPSILON[dtype])
     return ExampleRun("rms_norm", {"T": T, "K": K}, round_rows.least_bytes(T, K, norm=1), (output,))
 
@@ -97,13 +97,13 @@ def linear_call(T: int, N: int, K: int, dtype: str, around: str) -> LinearCall:
 def run_linear(
     kernel: ModuleType,
     loader: KernelLoader,
-    device: Device,
+    place: Place,
     call: LinearCall,
     least_bytes: dict[str, int],
     tolerance: float,
 ) -> ExampleRun:
     """Launch a kernel with a linear layer of the host, and ask the reference op the same."""
-    y = device.download(kernel.launch(loader, _with_arrays(call, device.upload)))
+    y = place.download(kernel.launch(loader, _with_arrays(call, place.upload)))
     weight = to_floats(call.weight)
     if call.gate_up and call.norm:
         expected = _REFERENCE.gate_up_silu_mul(call.x, weight, norm=call.norm)

@@ -6,37 +6,36 @@ import numpy as np
 
 from cupyllm.batch import Batch
 from cupyllm.cuda import copy_pages, embedding, rms_norm, rope_and_kv_write, silu_mul
-from cupyllm.cuda.examples.case import EPSILON, ExampleRun, Output, random_floats, to_elements, to_floats
+from cupyllm.cuda.examples.case import EPSILON, ExampleRun, Output, Place, random_floats, to_elements, to_floats
 from cupyllm.cuda.loader import KernelLoader
-from cupyllm.device import Device
 from cupyllm.ops.reference import Norm, ReferenceOps
 from cupyllm.rope import RopeConfig, cos_sin_table
 
 _REFERENCE = ReferenceOps()
 
 
-def silu_mul_example(loader: KernelLoader, device: Device, *, T: int = 3, I: int = 512) -> ExampleRun:  # noqa: E741
+def silu_mul_example(loader: KernelLoader, place: Place, *, T: int = 3, I: int = 512) -> ExampleRun:  # noqa: E741
     """SiLU(gate) * up of T rows."""
     gate_up = random_floats(np.random.default_rng(0), T, 2 * I, scale=4.0)
-    hidden = device.download(silu_mul.launch(loader, device.upload(gate_up)))
+    hidden = place.download(silu_mul.launch(loader, place.upload(gate_up)))
     output = Output("hidden", hidden, _REFERENCE.silu_mul(gate_up), 8 * EPSILON["float32"])
     return ExampleRun("silu_mul", {"T": T, "I": I}, silu_mul.least_bytes(T, I), (output,))
 
 
 def rms_norm_example(
-    loader: KernelLoader, device: Device, *, T: int = 3, C: int = 1024, scale: float = 1.0
+    loader: KernelLoader, place: Place, *, T: int = 3, C: int = 1024, scale: float = 1.0
 ) -> ExampleRun:
     """RMSNorm of T rows of size `scale`."""
     rng = np.random.default_rng(0)
     x, weight = random_floats(rng, T, C, scale=scale), random_floats(rng, C)
-    y = device.download(rms_norm.launch(loader, device.upload(x), Norm(device.upload(weight), 1e-6)))
+    y = place.download(rms_norm.launch(loader, place.upload(x), Norm(place.upload(weight), 1e-6)))
     output = Output("y", y, _REFERENCE.rms_norm(x, Norm(weight, 1e-6)), 16 * EPSILON["float32"])
     return ExampleRun("rms_norm", {"T": T, "C": C}, rms_norm.least_bytes(T, C), (output,))
 
 
 def embedding_example(
     loader: KernelLoader,
-    device: Device,
+    place: Place,
     *,
     C: int = 1024,
     dtype: str = "bfloat16",
@@ -47,7 +46,7 @@ def embedding_example(
     if dtype != "float32":
         table = to_elements(table, dtype)
     ids = np.array(row_ids, np.int32)
-    x = device.download(embedding.launch(loader, device.upload(ids), device.upload(table)))
+    x = place.download(embedding.launch(loader, place.upload(ids), place.upload(table)))
     expected = np.full((len(ids), C), np.nan, np.float32)
     inside = (ids >= 0) & (ids < len(table))
     expected[inside] = to_floats(table)[ids[inside]]
@@ -58,7 +57,7 @@ def embedding_example(
 
 def rope_and_kv_write_example(
     loader: KernelLoader,
-    device: Device,
+    place: Place,
     *,
     T: int = 3,
     H: int = 4,
@@ -76,40 +75,40 @@ def rope_and_kv_write_example(
     positions, slots = rng.integers(1, 100, T).astype(np.int32), rng.permutation(64)[:T].astype(np.int32)
     slots[:unused_rows] = -1
     empty = to_elements(np.full((4, 16, KH, D), np.nan), dtype)
-    keys, values = device.upload(empty), device.upload(empty)
+    keys, values = place.upload(empty), place.upload(empty)
     weights = (random_floats(rng, D), random_floats(rng, D))
     norms = [Norm(weight, 1e-6) if norm else None for weight in weights]
-    q_norm, k_norm = (Norm(device.upload(weight), 1e-6) if norm else None for weight in weights)
-    where = device.upload(positions), device.upload(slots)
+    q_norm, k_norm = (Norm(place.upload(weight), 1e-6) if norm else None for weight in weights)
+    where = place.upload(positions), place.upload(slots)
     q = rope_and_kv_write.launch(
-        loader, device.upload(qkv), device.upload(table), *where, keys, values, q_norm=q_norm, k_norm=k_norm
+        loader, place.upload(qkv), place.upload(table), *where, keys, values, q_norm=q_norm, k_norm=k_norm
     )
     wanted = _rope_reference(qkv, table, positions, slots, to_floats(empty), norms)
     if dtype == "float16":  # what its range cannot hold becomes its largest number
         wanted = (wanted[0], *(np.clip(cache, -65504, 65504) for cache in wanted[1:]))
     cache_limit = 0.51 * EPSILON[dtype]  # rounding to the cache's type comes last
     outputs = (
-        Output("q", device.download(q), wanted[0], 16 * EPSILON["float32"]),
-        Output("keys", to_floats(device.download(keys)), wanted[1], cache_limit),
-        Output("values", to_floats(device.download(values)), wanted[2], cache_limit),
+        Output("q", place.download(q), wanted[0], 16 * EPSILON["float32"]),
+        Output("keys", to_floats(place.download(keys)), wanted[1], cache_limit),
+        Output("values", to_floats(place.download(values)), wanted[2], cache_limit),
     )
     sizes = {"T": T, "H": H, "KH": KH, "D": D}
     return ExampleRun("rope_and_kv_write", sizes, rope_and_kv_write.least_bytes(**sizes, norm=int(norm)), outputs)
 
 
 def copy_pages_example(
-    loader: KernelLoader, device: Device, *, page_size: int = 16, KH: int = 2, D: int = 64
+    loader: KernelLoader, place: Place, *, page_size: int = 16, KH: int = 2, D: int = 64
 ) -> ExampleRun:
     """Two of six pages copied to two others."""
     rng = np.random.default_rng(0)
     keys, values = (to_elements(random_floats(rng, 6, page_size, KH, D), "bfloat16") for _ in range(2))
     sources, copies = np.array([3, 0], np.int32), np.array([1, 5], np.int32)
-    own_keys, own_values = device.upload(keys), device.upload(values)
-    copy_pages.launch(loader, own_keys, own_values, device.upload(sources), device.upload(copies))
+    own_keys, own_values = place.upload(keys), place.upload(values)
+    copy_pages.launch(loader, own_keys, own_values, place.upload(sources), place.upload(copies))
     _REFERENCE.copy_pages(keys, values, sources, copies)
     outputs = (
-        Output("keys", to_floats(device.download(own_keys)), to_floats(keys), 0.0),
-        Output("values", to_floats(device.download(own_values)), to_floats(values), 0.0),
+        Output("keys", to_floats(place.download(own_keys)), to_floats(keys), 0.0),
+        Output("values", to_floats(place.download(own_values)), to_floats(values), 0.0),
     )
     sizes = {"N": 2, "page_size": page_size, "KH": KH, "D": D}
     return ExampleRun("copy_pages", sizes, copy_pages.least_bytes(**sizes), outputs)

@@ -11,31 +11,30 @@ from collections.abc import Mapping
 import numpy as np
 
 from cupyllm.cuda import argmax, cutoff, draw, group_maxima, penalise, top_logprobs
-from cupyllm.cuda.examples.case import EPSILON, ExampleRun, Output, random_floats
+from cupyllm.cuda.examples.case import EPSILON, ExampleRun, Output, Place, random_floats
 from cupyllm.cuda.loader import KernelLoader
 from cupyllm.cuda.sample import sample, upload_sampling
-from cupyllm.device import Device
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.ops.sample_reference import candidates
 from cupyllm.ops.sample_reference import penalise as penalise_reference
 from cupyllm.sampling import SamplingBatch
 
 
-def argmax_example(loader: KernelLoader, device: Device, *, R: int = 4, N: int = 1501) -> ExampleRun:
+def argmax_example(loader: KernelLoader, place: Place, *, R: int = 4, N: int = 1501) -> ExampleRun:
     """Greedy rows; the first has three equal largest values, and the last holds a NaN."""
     logits = _logits(R, N)
     logits[0, [4, 5, N - 2]] = 9.0
     logits[-1, N // 2] = np.nan
-    return _sample(loader, device, logits, _batch(R, N, temperature=0.0), argmax.least_bytes(R, N))
+    return _sample(loader, place, logits, _batch(R, N, temperature=0.0), argmax.least_bytes(R, N))
 
 
-def penalise_example(loader: KernelLoader, device: Device, *, R: int = 4, N: int = 1501) -> ExampleRun:
+def penalise_example(loader: KernelLoader, place: Place, *, R: int = 4, N: int = 1501) -> ExampleRun:
     """Rows of which some likely and some unlikely tokens are penalised, each row more than the one before."""
     logits, ids = _logits(R, N), [np.arange(r, N, N // (5 * (r + 1))) for r in range(R)]
     batch = _batch(R, N, penalised=ids)
     names = ("repetition_penalty", "penalty_starts", "penalty_ids")
-    arrays = {name: device.upload(getattr(batch, name)) for name in names}
-    actual = device.download(penalise.launch(loader, device.upload(logits), N, **arrays))[:, :N]
+    arrays = {name: place.upload(getattr(batch, name)) for name in names}
+    actual = place.download(penalise.launch(loader, place.upload(logits), N, **arrays))[:, :N]
     expected = logits[:, :N].copy()
     for r, penalised in enumerate(ids):
         expected[r, penalised] = penalise_reference(expected[r, penalised], batch.repetition_penalty[r])
@@ -43,55 +42,55 @@ def penalise_example(loader: KernelLoader, device: Device, *, R: int = 4, N: int
     return ExampleRun("sample", {"R": R, "N": N}, penalise.least_bytes(R, N, len(batch.penalty_ids)), (output,))
 
 
-def group_maxima_example(loader: KernelLoader, device: Device, *, R: int = 3, N: int = 1501) -> ExampleRun:
+def group_maxima_example(loader: KernelLoader, place: Place, *, R: int = 3, N: int = 1501) -> ExampleRun:
     """The largest logit of every 128 neighbours, and the sum of exp((logit - largest) / temperature)."""
     logits, batch = _logits(R, N), _batch(R, N)
-    found = group_maxima.launch(loader, device.upload(logits), N, device.upload(batch.temperature))
+    found = group_maxima.launch(loader, place.upload(logits), N, place.upload(batch.temperature))
     groups = [logits[:, first : min(first + 128, N)] for first in range(0, N, 128)]
     maxima = np.stack([group.max(axis=1) for group in groups], axis=1)  # (R, G)
     scaled = [(group - group.max(axis=1)[:, None]) / batch.temperature[:, None] for group in groups]
     sums = np.stack([np.exp(group).sum(axis=1) for group in scaled], axis=1)
     outputs = (
-        Output("maxima", device.download(found[0]), maxima, 0.0),
-        Output("sums", device.download(found[1]), sums, 16 * EPSILON["float32"]),
+        Output("maxima", place.download(found[0]), maxima, 0.0),
+        Output("sums", place.download(found[1]), sums, 16 * EPSILON["float32"]),
     )
     return ExampleRun("sample", {"R": R, "N": N}, group_maxima.least_bytes(R, N), outputs)
 
 
-def cutoff_example(loader: KernelLoader, device: Device, *, R: int = 12, N: int = 1501) -> ExampleRun:
+def cutoff_example(loader: KernelLoader, place: Place, *, R: int = 12, N: int = 1501) -> ExampleRun:
     """Rows with top-k, top-p and min-p, alone and together: which tokens each keeps, and its most likely one."""
     top_k, top_p, min_p = np.arange(R) % 4 * 3, 1.0 - np.arange(R) % 3 * 0.3, np.arange(R) % 2 * 0.2
     logits, batch = _logits(R, N), _batch(R, N, top_k=top_k, top_p=top_p, min_p=min_p)
-    on_device, filters = device.upload(logits), ("temperature", "top_k", "top_p", "min_p")
-    arrays = {name: device.upload(getattr(batch, name)) for name in filters}
-    index = group_maxima.launch(loader, on_device, N, arrays["temperature"])
-    most_likely, cutoffs = cutoff.launch(loader, on_device, N, index, **arrays)
+    there, filters = place.upload(logits), ("temperature", "top_k", "top_p", "min_p")
+    arrays = {name: place.upload(getattr(batch, name)) for name in filters}
+    index = group_maxima.launch(loader, there, N, arrays["temperature"])
+    most_likely, cutoffs = cutoff.launch(loader, there, N, index, **arrays)
     distances = (logits.max(axis=1, where=np.arange(N + 7) < N, initial=-np.inf)[:, None] - logits[:, :N]) / 0.8
     distances = distances.astype(np.float32)
     ranks = distances.view(np.uint32).astype(np.uint64) << np.uint64(19) | np.arange(N, dtype=np.uint64)
     wanted = np.zeros((R, N), bool)
     for r in range(R):
         wanted[r, candidates(-distances[r], int(top_k[r]), float(top_p[r]), float(min_p[r]))] = True
-    kept = ranks <= device.download(cutoffs)[:, None]
+    kept = ranks <= place.download(cutoffs)[:, None]
     outputs = (
         Output("kept", kept.astype(np.int32), wanted.astype(np.int32), 0.0),
-        Output("most_likely", device.download(most_likely), distances.argmin(axis=1), 0.0),
+        Output("most_likely", place.download(most_likely), distances.argmin(axis=1), 0.0),
     )
     return ExampleRun("sample", {"R": R, "N": N}, cutoff.least_bytes(R, N), outputs)
 
 
-def draw_example(loader: KernelLoader, device: Device, *, R: int = 24, N: int = 1501) -> ExampleRun:
+def draw_example(loader: KernelLoader, place: Place, *, R: int = 24, N: int = 1501) -> ExampleRun:
     """Rows that draw among all or among a few tokens; every fourth is greedy."""
     batch = _batch(R, N, temperature=np.where(np.arange(R) % 4, 1.5, 0.0), top_k=np.arange(R) % 3 * 4)
-    return _sample(loader, device, _logits(R, N), batch, draw.least_bytes(R, N))
+    return _sample(loader, place, _logits(R, N), batch, draw.least_bytes(R, N))
 
 
-def top_logprobs_example(loader: KernelLoader, device: Device, *, R: int = 4, N: int = 1501) -> ExampleRun:
+def top_logprobs_example(loader: KernelLoader, place: Place, *, R: int = 4, N: int = 1501) -> ExampleRun:
     """Greedy rows that want their five most likely tokens, three of which are equally likely in the first."""
     logits = _logits(R, N)
     logits[0, [4, 5, N - 2]] = 9.0
     batch = _batch(R, N, temperature=0.0, num_logprobs=5)
-    return _sample(loader, device, logits, batch, top_logprobs.least_bytes(R, N, 5))
+    return _sample(loader, place, logits, batch, top_logprobs.least_bytes(R, N, 5))
 
 
 def _logits(R: int, N: int) -> np.ndarray:
@@ -130,16 +129,16 @@ def _batch(
 
 
 def _sample(
-    loader: KernelLoader, device: Device, logits: np.ndarray, batch: SamplingBatch, least: Mapping[str, int]
+    loader: KernelLoader, place: Place, logits: np.ndarray, batch: SamplingBatch, least: Mapping[str, int]
 ) -> ExampleRun:
-    """Sample on the device and by the reference op."""
+    """Sample by the kernels and by the reference op."""
     expected = ReferenceOps().sample(logits, batch)
-    actual = sample(loader, device.upload(logits), upload_sampling(batch, device.upload))
+    actual = sample(loader, place.upload(logits), upload_sampling(batch, place.upload))
     names = ["token_ids", "logprobs", "top_ids", "top_logprobs"] if batch.num_logprobs >= 0 else ["token_ids"]
     outputs = tuple(
         Output(
             name,
-            device.download(getattr(actual, name)),
+            place.download(getattr(actual, name)),
             getattr(expected, name),
             0.0 if name.endswith("ids") else 16 * EPSILON["float32"],
         )
