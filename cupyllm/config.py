@@ -30,8 +30,10 @@ class EngineConfig:
 
     model                  a folder, "demo" (bundled), or a hub name such as "Qwen/Qwen2.5-0.5B-Instruct"
     device                 "auto", "reference" (NumPy), "cpu", "emulated" (CUDA kernels on the CPU) or "cuda"
-    dtype                  "auto" (float32 on the CPU, else the checkpoint's), "float32", "float16" or "bfloat16"
-    kv_cache_gib           size of the KV cache in GiB (2**30 bytes)
+    dtype                  "auto" (the checkpoint's where the device can, float32 on the CPU), "float32", "float16" or
+                           "bfloat16"
+    emulator_mode          on device "emulated": "fast", or "check" to report every wrong access (much slower)
+    kv_cache_gib           size of the KV cache in GiB (2**30 bytes); "auto": what the weights leave of the free memory
     page_size              token positions in a page
     max_model_len          longest prompt + output in tokens; "auto" is the model's own limit, or the cache's if smaller
     max_decode_batch_size  sequences that run at the same time
@@ -47,7 +49,8 @@ class EngineConfig:
     model: str = "demo"
     device: str = "auto"
     dtype: str = "auto"
-    kv_cache_gib: float = 2.0
+    emulator_mode: Literal["fast", "check"] = "fast"
+    kv_cache_gib: float | Literal["auto"] = 2.0
     page_size: int = 16
     max_model_len: int | Literal["auto"] = "auto"
     max_decode_batch_size: int = 32
@@ -63,7 +66,12 @@ class EngineConfig:
         _require(self.model != "", "model", self.model, "a folder, 'demo' or a hub name")
         _require(self.device in DEVICES, "device", self.device, f"one of {', '.join(DEVICES)}")
         _require(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
-        _require(self.kv_cache_gib > 0, "kv_cache_gib", self.kv_cache_gib, "a number above 0")
+        _require(
+            self.kv_cache_gib == "auto" or self.kv_cache_gib > 0,
+            "kv_cache_gib",
+            self.kv_cache_gib,
+            '"auto" or a number above 0',
+        )
         _require(1 <= self.page_size <= 1024, "page_size", self.page_size, "a whole number from 1 to 1024")
         _require(
             self.max_model_len == "auto" or self.max_model_len >= 2,

@@ -5,10 +5,15 @@ A device uploads host arrays, downloads results and makes zeroed arrays; everyth
 
 from __future__ import annotations
 
+import importlib
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+
+from cupyllm.errors import DeviceError
 
 # A NumPy array, or a device's own array type: the ops of a device take what its `upload` returns.
 Array = Any
@@ -31,6 +36,9 @@ class Device(Protocol):
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Array:
         """A zeroed array of "float32", "float16" or "bfloat16"."""
 
+    def free_bytes(self) -> int:
+        """Memory that is free for weights and cache now."""
+
 
 @dataclass(frozen=True)
 class HostDevice:
@@ -46,3 +54,40 @@ class HostDevice:
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return np.zeros(shape, NUMPY_TYPES[dtype])
+
+    def free_bytes(self) -> int:
+        """What the system says can be had without swapping."""
+        try:
+            lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+        except (OSError, StopIteration):  # not Linux: all of the memory is the best there is to know
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class CupyDevice:
+    """The current GPU, through CuPy. Raises DeviceError where CuPy cannot be imported."""
+
+    name = "cuda"
+
+    def __init__(self) -> None:
+        try:
+            self._cupy: Any = importlib.import_module("cupy")
+        except ImportError as error:
+            raise DeviceError(f"CuPy cannot be imported ({error}); install cupyllm[cuda12]") from error
+
+    def upload(self, host: np.ndarray) -> Array:
+        """A copy on the GPU."""
+        return self._cupy.asarray(host)
+
+    def download(self, array: Array) -> np.ndarray:
+        """A copy on the host; waits for what is being computed."""
+        host: np.ndarray = self._cupy.asnumpy(array)
+        return host
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Array:
+        return self._cupy.zeros(shape, NUMPY_TYPES[dtype])
+
+    def free_bytes(self) -> int:
+        """What the driver says is free, and what CuPy's pool holds unused."""
+        free, _ = self._cupy.cuda.Device().mem_info
+        return int(free) + int(self._cupy.get_default_memory_pool().free_bytes())

@@ -11,15 +11,16 @@ from tqdm import tqdm
 from cupyllm.chat_template import ChatTemplate
 from cupyllm.checkpoint import Checkpoint
 from cupyllm.config import EngineConfig
+from cupyllm.device import Device
 from cupyllm.engine import Engine
 from cupyllm.errors import ConfigError
 from cupyllm.hub import resolve_model
 from cupyllm.kv_cache import allocate_kv_cache, bytes_per_page
 from cupyllm.model import make_model
 from cupyllm.model_config import GenerationDefaults, ModelConfig, read_generation_defaults, read_model_config
-from cupyllm.ops.select import make_backend
+from cupyllm.ops.select import Backend, make_backend
 from cupyllm.tokenizer import Tokenizer
-from cupyllm.weights import load_weights
+from cupyllm.weights import load_weights, weight_bytes
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,8 @@ class CacheSize:
     """How many pages there are, how long a sequence may become, and why."""
 
     num_pages: int
+    gib: float
+    sum_shown: str  # how "auto" came to it
     max_model_len: int
     reason: str
 
@@ -47,15 +50,16 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
 
     Raises ConfigError, CheckpointError or DeviceError with one line that says what is wrong.
     """
-    backend = make_backend(config.device)
+    backend = make_backend(config.device, emulator_mode=config.emulator_mode)
     folder = resolve_model(config.model)
     model_config = read_model_config(folder)
+    backend.check_model(model_config, config.page_size)
     tokenizer = Tokenizer.from_folder(folder)
     chat_template = ChatTemplate.from_folder(folder, tokenizer)
     use_defaults = config.generation_config == "auto"
     defaults = read_generation_defaults(folder) if use_defaults else GenerationDefaults()
-    dtype = _choose_dtype(config)
-    size = size_cache(config, model_config, dtype)
+    dtype = choose_dtype(config, model_config, backend)
+    size = size_cache(config, model_config, dtype, backend.device)
 
     checkpoint = Checkpoint.open(folder)
     with tqdm(
@@ -89,38 +93,62 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
         ("model", f"{config.model} ({model_config.model_type}, {model_config.num_layers} layers)"),
         ("device", f"{backend.ops.name} ({backend.reason})"),
         ("dtype", f"{dtype} (checkpoint: {model_config.dtype})"),
-        ("cache", f"{size.num_pages} pages of {config.page_size} tokens = {size.num_pages * config.page_size} tokens"),
+        (
+            "cache",
+            f"{size.num_pages} pages of {config.page_size} tokens = {size.num_pages * config.page_size} tokens, "
+            f"{size.gib:.3g} GiB{size.sum_shown}",
+        ),
         ("context", f"{size.max_model_len} tokens ({size.reason})"),
     )
     return LoadedModel(engine, tokenizer, chat_template, folder, facts)
 
 
-def size_cache(config: EngineConfig, model: ModelConfig, dtype: str) -> CacheSize:
-    """Pages that fit in kv_cache_gib, and the longest sequence that model, cache and config allow."""
+def size_cache(config: EngineConfig, model: ModelConfig, dtype: str, device: Device) -> CacheSize:
+    """Pages that fit in kv_cache_gib, and the longest sequence that model, cache and config allow.
+
+    Raises ConfigError when not even a short sequence fits, or max_model_len asks for more than there can be.
+    """
     page_bytes = bytes_per_page(model, config.page_size, dtype)
-    num_pages = int(config.kv_cache_gib * 2**30) // page_bytes
+    gib, sum_shown = _cache_gib(config, model, dtype, device)
+    num_pages = int(gib * 2**30) // page_bytes
     num_slots = num_pages * config.page_size
     if num_slots < 2:
         raise ConfigError(
-            f"kv_cache_gib {config.kv_cache_gib} holds no page: {config.page_size} tokens take {page_bytes} bytes"
+            f"kv_cache_gib {gib:.3g}{sum_shown} holds no page: {config.page_size} tokens take {page_bytes} bytes"
         )
     limit = model.max_position_embeddings
     if config.max_model_len == "auto":
-        if num_slots < limit:
-            return CacheSize(num_pages, num_slots, f"what the cache holds; the model could do {limit}")
-        return CacheSize(num_pages, limit, "the model's own limit")
+        longest = min(limit, num_slots)
+        reason = "the model's own limit" if longest == limit else f"what the cache holds; the model could do {limit}"
+        return CacheSize(num_pages, gib, sum_shown, longest, reason)
     if config.max_model_len > limit:
         raise ConfigError(f"max_model_len {config.max_model_len} is above the model's own limit of {limit}")
     if config.max_model_len > num_slots:
         needed = config.max_model_len / config.page_size * page_bytes / 2**30
         raise ConfigError(
-            f"max_model_len {config.max_model_len} can never fit: kv_cache_gib {config.kv_cache_gib} holds {num_slots} "
-            f"tokens; set kv_cache_gib to {needed:.3g} or more, or lower max_model_len"
+            f"max_model_len {config.max_model_len} can never fit: kv_cache_gib {gib:.3g} holds {num_slots} tokens; "
+            f"set kv_cache_gib to {needed:.3g} or more, or lower max_model_len"
         )
-    return CacheSize(num_pages, config.max_model_len, "max_model_len of the config")
+    return CacheSize(num_pages, gib, sum_shown, config.max_model_len, "max_model_len of the config")
 
 
-def _choose_dtype(config: EngineConfig) -> str:
-    if config.dtype in ("auto", "float32"):
-        return "float32"
-    raise ConfigError(f'dtype "{config.dtype}" is not supported on device "{config.device}"; use "auto" or "float32"')
+def choose_dtype(config: EngineConfig, model: ModelConfig, backend: Backend) -> str:
+    """The dtype of weights and cache: what the config asks for, else the checkpoint's, else the backend's widest."""
+    if config.dtype == "auto":
+        return model.dtype if model.dtype in backend.dtypes else backend.dtypes[-1]
+    if config.dtype not in backend.dtypes:
+        supported = " or ".join(f'"{dtype}"' for dtype in ("auto", *backend.dtypes))
+        raise ConfigError(f'dtype "{config.dtype}" is not supported on device "{config.device}"; use {supported}')
+    return config.dtype
+
+
+def _cache_gib(config: EngineConfig, model: ModelConfig, dtype: str, device: Device) -> tuple[float, str]:
+    """The cache's size in GiB; for "auto" what the weights leave of the free memory, but for a tenth."""
+    if config.kv_cache_gib != "auto":
+        return config.kv_cache_gib, ""
+    free, weights = device.free_bytes() / 2**30, weight_bytes(model, dtype) / 2**30
+    left = 0.9 * free - weights
+    sum_shown = f" (auto: 90% of {free:.3g} GiB free - {weights:.3g} GiB of weights)"
+    if left <= 0:
+        raise ConfigError(f"no memory is left for the cache{sum_shown}; set kv_cache_gib or choose a smaller model")
+    return left, sum_shown

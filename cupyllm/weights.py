@@ -7,6 +7,7 @@ How a tensor is read from its file is checkpoint.py's subject.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -149,6 +150,16 @@ def random_weights(config: ModelConfig, *, dtype: str, seed: int, upload: Upload
         return upload(array)
 
     return _assemble(config, fill)
+
+
+def weight_bytes(config: ModelConfig, dtype: str) -> int:
+    """Bytes that all arrays take, in the dtype asked for."""
+    tables = [model_parts(config), *(layer_parts(config, layer) for layer in range(config.num_layers))]
+    return sum(
+        math.prod(_stacked_shape(parts)) * _host_type(name, dtype).itemsize
+        for table in tables
+        for name, parts in table.items()
+    )
 
 
 def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:

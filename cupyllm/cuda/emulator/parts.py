@@ -82,7 +82,8 @@ class LaunchParts:
         for row, parameter in enumerate(self._arguments.array_parameters):
             read = sum((_traffic(table[row].read) for table in tables), start=Traffic(0, 0, 0, 0))
             written = sum((_traffic(table[row].written) for table in tables), start=Traffic(0, 0, 0, 0))
-            arguments.append(ArgumentReport(parameter.name, read, written))
+            size = tables[0][row].end - tables[0][row].begin
+            arguments.append(ArgumentReport(parameter.name, read, written, size))
         return LaunchReport(
             self._kernel,
             barriers,

@@ -35,11 +35,17 @@ class Traffic:
 
 @dataclass(frozen=True)
 class ArgumentReport:
-    """Traffic of one array argument."""
+    """Traffic of one array argument; `size` is that of the array in bytes."""
 
     name: str
     read: Traffic
     written: Traffic
+    size: int = 0
+
+    def bytes_from_memory(self, cache_bytes: int) -> int:
+        """Bytes that the launch moves when arrays of up to `cache_bytes` are read once and then come from a cache."""
+        read = min(self.read.bytes, self.size) if self.size <= cache_bytes else self.read.bytes
+        return read + self.written.bytes
 
 
 @dataclass(frozen=True)
