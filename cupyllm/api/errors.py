@@ -70,7 +70,7 @@ def error_object(error: Exception, request_id: str) -> tuple[int, dict[str, Any]
 async def routing_error(request: Request, error: Exception) -> Response:
     """The answer to what Starlette raises: no such route, or not with this method."""
     status, body, headers = error_object(error, request.state.request_id)
-    body["error"]["message"] += f": {request.method} {request.scope['path'][:200]}"
+    body["error"]["message"] += f": {request.method[:20]} {request.scope['path'][:200]}"
     return json_response(body, status=status, headers=headers)
 
 

@@ -44,11 +44,13 @@ class RequestIds:
         request_id = given if _HARMLESS_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
         scope.setdefault("state", {}).update(request_id=request_id, arrived=time.monotonic())
 
+        method, path = scope["method"], scope["path"]
+
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
                 if message["status"] >= 400:
-                    log.info("%s %s %r refused with %d", request_id, scope["method"], scope["path"], message["status"])
+                    log.info("%s %.20s %.200r refused with %d", request_id, method, path, message["status"])
             await send(message)
 
         await self._app(scope, receive, send_with_id)

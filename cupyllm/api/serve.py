@@ -18,6 +18,7 @@ from types import FrameType
 import uvicorn
 from starlette.applications import Starlette
 
+from cupyllm.api.connection import MAX_HEAD_BYTES, Connection
 from cupyllm.api.errors import UnavailableError
 from cupyllm.api.worker import EngineWorker
 from cupyllm.config import ServerConfig
@@ -25,7 +26,9 @@ from cupyllm.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-MAX_HEADER_BYTES = 64 * 1024
+# Longer than clients (httpx: 5 s) and proxies (often 60 s) keep an idle connection, so that they close it and never
+# send into one that is just being closed.
+KEEP_ALIVE_SECONDS = 75
 # Once every request has ended: how long answers may take to leave, until their connections are cut.
 _FLUSH_SECONDS = 3
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -64,13 +67,14 @@ def uvicorn_options(app: Starlette) -> uvicorn.Config:
     """How uvicorn runs our application, by whatever means its server is started."""
     return uvicorn.Config(
         app,
-        http="h11",
+        http=Connection,
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=_FLUSH_SECONDS,
     )
 

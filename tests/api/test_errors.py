@@ -87,10 +87,11 @@ def test_68_models(server: LiveServer) -> None:
     assert server.openai().models.retrieve(MODEL_NAME) == model
 
 
-def test_67_a_model_name_may_hold_a_slash(model_folder: Path) -> None:
-    with run_server(model_folder, served_model_name="Qwen/Tiny") as live:
-        assert live.openai().models.retrieve("Qwen/Tiny").id == "Qwen/Tiny"
-        assert live.openai().chat.completions.create(model="Qwen/Tiny", messages=MESSAGES, max_tokens=1).choices
+@pytest.mark.parametrize("name", ["Qwen/Tiny", "a b/%2F?x#ü+"])
+def test_67_a_model_name_may_hold_slashes_and_more(model_folder: Path, name: str) -> None:
+    with run_server(model_folder, served_model_name=name) as live:
+        assert live.openai().models.retrieve(name).id == name
+        assert live.openai().chat.completions.create(model=name, messages=MESSAGES, max_tokens=1).model == name
 
 
 def test_unknown_fields_are_ignored_when_parameters_are_not_strict(model_folder: Path) -> None:

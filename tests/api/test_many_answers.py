@@ -222,3 +222,15 @@ def test_24_the_official_client_reads_cached_tokens(server: LiveServer) -> None:
 def test_without_a_prefix_cache_no_token_is_cached(model_folder: Path) -> None:
     with run_server(model_folder, prefix_cache=False) as server:
         assert [cached_tokens(server, TEXT, prompt=[5] * 40, n=2) for _ in range(2)] == [0, 0]
+
+
+def test_answers_that_find_no_row_are_recomputed_and_change_neither_text_nor_usage(
+    server: LiveServer, model_folder: Path
+) -> None:
+    fields: dict[str, Any] = {"prompt": [5] * 40, "n": 5, "cache_salt": uuid.uuid4().hex}
+    with run_server(model_folder, max_decode_batch_size=2) as narrow:
+        answer = ask(narrow, TEXT, **fields)
+    expected = ask(server, TEXT, **fields)
+    assert texts(answer) == texts(expected)
+    assert answer["usage"] == expected["usage"]
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
