@@ -1,10 +1,12 @@
-"""The table of what every compiled kernel needs of a GPU, as benchmarks/KERNELS.md has it."""
+"""The table of what every compiled kernel takes of a GPU, as benchmarks/KERNELS.md has it."""
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
-from cupyllm.cuda.nvrtc import ARCHS, Nvrtc, kernel_names, launch_module
+from cupyllm.cuda.compile_report import KernelReport, all_reports, problems_of
+from cupyllm.cuda.nvrtc import ARCHS, launch_module
 
 _HEAD = """# Kernels as NVIDIA's compiler makes them
 
@@ -16,26 +18,25 @@ that a block asks for more than the architecture has. Nothing spills and nothing
 """
 
 
-def write_table(file: Path) -> None:
-    """Compile every kernel in all its constant sets for every architecture and write the table."""
-    compiler = Nvrtc()
-    rows = [
-        _row(compiler, name, constants) for name in kernel_names() for constants in launch_module(name).CONSTANT_SETS
-    ]
+def write_table(file: Path) -> list[str]:
+    """Compile every kernel in all its constant sets for every architecture, write the table. Returns the problems."""
+    reports = all_reports()
     head = ["kernel", "constants", "block", "shared memory", *(f"sm_{arch}" for arch in ARCHS)]
-    lines = [_line(head), _line(["---"] * len(head)), *rows]
-    file.write_text(_HEAD + "\n".join(lines) + "\n", encoding="utf-8")
+    rows = [_row(list(group)) for _, group in groupby(reports, key=lambda report: (report.name, report.constants))]
+    file.write_text(_HEAD + "\n".join([_line(head), _line(["---"] * len(head)), *rows]) + "\n", encoding="utf-8")
+    return [problem for report in reports for problem in problems_of(report)]
 
 
-def _row(compiler: Nvrtc, name: str, constants: dict[str, int]) -> str:
+def _row(reports: list[KernelReport]) -> str:
+    """One kernel with one set of constants, a report for each architecture."""
+    name, constants = reports[0].name, reports[0].constants
     geometry = launch_module(name).example(constants)
-    kernels = [compiler.compile(name, constants, arch) for arch in ARCHS]
     cells = []
-    for kernel in kernels:
-        share = kernel.occupancy(geometry.block[0], geometry.shared_mem)
-        cells.append(f"{kernel.registers}, {share:.0%}" if share else "-")
+    for report in reports:
+        share = report.occupancy()
+        cells.append(f"{report.registers}, {share:.0%}" if share else "-")
     settings = " ".join(f"{key}={value}" for key, value in constants.items())
-    shared = f"{kernels[0].static_shared} + {geometry.shared_mem}"
+    shared = f"{reports[0].static_shared} + {geometry.shared_mem}"
     return _line([name, settings, str(geometry.block[0]), shared, *cells])
 
 

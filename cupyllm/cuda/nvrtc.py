@@ -1,12 +1,13 @@
-"""Compiles every kernel for every GPU generation with NVIDIA's real compiler, on a machine without a GPU.
+"""NVIDIA's real compiler on a machine without a GPU: a kernel's text to a binary, its resources and its machine code.
 
 NVRTC and ptxas come as the wheel nvidia-cuda-nvrtc, the headers as nvidia-cuda-runtime, the disassembler as
-nvidia-cuda-nvdisasm; none of them needs a driver. The report of a compiled kernel (registers, spills, shared memory)
-comes from ptxas' own log.
+nvidia-cuda-nvdisasm; none of them needs a driver. What a kernel takes (registers, spills, shared memory) is in ptxas'
+own log.
 
     python -m cupyllm.cuda.nvrtc --table benchmarks/KERNELS.md
 
-writes the table of all kernels in all their constant sets.
+compiles every kernel in all its constant sets for every architecture, writes the table of what they take, and ends
+with an error when a kernel spills, takes more registers than it may, or lacks an instruction it should have.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import importlib
 import importlib.util
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +28,6 @@ from pathlib import Path
 from types import ModuleType
 
 from cupyllm.cuda.loader import compile_error, define_options, source_of
-from cupyllm.cuda.occupancy import occupancy
 from cupyllm.errors import DeviceError
 
 ARCHS = (70, 75, 80, 86, 89, 90, 100, 120)
@@ -47,10 +48,6 @@ class CompiledKernel:
     stack_bytes: int
     static_shared: int
 
-    def occupancy(self, block: int, dynamic_shared: int = 0) -> float:
-        """The share of a multiprocessor's threads that can be resident with this launch."""
-        return occupancy(self.arch, block, self.registers, self.static_shared + dynamic_shared)
-
 
 def kernel_names() -> list[str]:
     """Every kernel in the folder, by name."""
@@ -64,6 +61,11 @@ def launch_module(name: str) -> ModuleType:
     return importlib.import_module(f"cupyllm.cuda.{name}")
 
 
+def compile_options(constants: Mapping[str, int], arch: int) -> tuple[str, ...]:
+    """What decides a kernel's binary, beside its text."""
+    return (f"-arch=sm_{arch}", "-std=c++17", "-ftz=true", *define_options(constants))  # CuPy always adds -ftz=true
+
+
 class Nvrtc:
     """The compiler library. Raises DeviceError when its wheels are not installed."""
 
@@ -74,6 +76,12 @@ class Nvrtc:
             raise DeviceError(f"the NVRTC wheel holds no libnvrtc.so; {_INSTALL}")
         return ctypes.CDLL(str(files[-1]))
 
+    @cached_property
+    def version(self) -> tuple[int, int]:
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._check(self.library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+        return major.value, minor.value
+
     def compile(
         self, name: str, constants: Mapping[str, int], arch: int, *, source: str | None = None
     ) -> CompiledKernel:
@@ -81,14 +89,8 @@ class Nvrtc:
 
         `source` is the whole text of a kernel that does not live here.
         """
-        options = (
-            f"-arch=sm_{arch}",
-            "-std=c++17",
-            "-ftz=true",  # CuPy always adds it
-            f"-I{_wheel_folder('cuda_runtime/include')}",
-            "--ptxas-options=-v",
-            *define_options(constants),
-        )
+        include = f"-I{_wheel_folder('cuda_runtime/include')}"
+        options = (*compile_options(constants, arch), include, "--ptxas-options=-v")
         cubin, log = self._compile_text(name, source or source_of(name), options)
         return CompiledKernel(
             name=name,
@@ -157,12 +159,13 @@ def _number(pattern: str, log: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m cupyllm.cuda.nvrtc", description="Compile every kernel.")
-    parser.add_argument("--table", type=Path, required=True, help="the Markdown file to write")
-    arguments = parser.parse_args()
     from cupyllm.cuda.kernel_table import write_table
 
-    write_table(arguments.table)
+    parser = argparse.ArgumentParser(prog="python -m cupyllm.cuda.nvrtc", description="Compile every kernel.")
+    parser.add_argument("--table", type=Path, required=True, help="the Markdown file to write")
+    problems = write_table(parser.parse_args().table)
+    if problems:
+        sys.exit("\n".join(problems))
 
 
 if __name__ == "__main__":
