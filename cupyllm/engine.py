@@ -334,17 +334,8 @@ class Engine:
         """Refuse what can never be served: raises RequestError naming the field. Any thread may call it."""
         if len(prompt_ids) == 0:
             raise RequestError("the prompt is empty: at least one token is needed", param="prompt")
-        vocab_size = self.model.config.vocab_size
-        for position, token_id in enumerate(prompt_ids):
-            if not 0 <= token_id < vocab_size:
-                raise RequestError(
-                    f"prompt token {position} is {token_id}; token ids go from 0 to {vocab_size - 1}", param="prompt"
-                )
-        for token_id in params.stop_token_ids:
-            if token_id >= vocab_size:
-                raise RequestError(
-                    f"stop_token_ids holds {token_id}; token ids go from 0 to {vocab_size - 1}", param="stop_token_ids"
-                )
+        self._check_ids(prompt_ids, "prompt", "prompt token {place}")
+        self._check_ids(params.stop_token_ids, "stop_token_ids", "stop_token_ids entry {place}")
         asked = len(prompt_ids) + (params.max_tokens or 1)
         if asked > self.max_model_len:
             raise ContextLengthError(
@@ -353,6 +344,15 @@ class Engine:
                 "shorten the prompt or lower max_tokens",
                 param="prompt",
             )
+
+    def _check_ids(self, token_ids: Seq[int], param: str, what: str) -> None:
+        vocab_size = self.model.config.vocab_size
+        if len(token_ids) == 0 or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+            return
+        place, wrong = next((p, t) for p, t in enumerate(token_ids) if not 0 <= t < vocab_size)
+        raise RequestError(
+            f"{what.format(place=place)} is {wrong}; token ids go from 0 to {vocab_size - 1}", param=param
+        )
 
     def _upload(self, batch: Batch) -> Batch:
         arrays = {

@@ -17,7 +17,7 @@ ALLOWED = {
     "philox": set(),
     "page_allocator": set(),
     "config": {"errors"},
-    "device": set(),
+    "device": {"errors"},
     "prefix_cache": {"page_allocator"},
     "sequence": {"prefix_cache", "sampling"},
     "plan": {"sequence"},
