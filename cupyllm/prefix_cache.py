@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from cupyllm.page_allocator import PageAllocator
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class CachedPage:
-    """A full page whose contents are known. `parent` is the page before it, None for the first of a sequence."""
+    """A full page whose contents are known, never changed. `parent` is the page before it, None for the first."""
 
     page: int
     key: bytes

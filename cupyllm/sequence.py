@@ -18,7 +18,7 @@ class FinishReason(str, enum.Enum):
     ERROR = "error"  # its logits held no finite value
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Sequence:
     """A prompt and the tokens generated after it.
 
