@@ -39,10 +39,9 @@ class CacheSize:
     """How many pages there are, how long a sequence may become, and why."""
 
     num_pages: int
-    gib: float
-    sum_shown: str  # how "auto" came to it
     max_model_len: int
     reason: str
+    cache_reason: str = ""  # how "auto" came to the size of the cache
 
 
 def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedModel:
@@ -89,18 +88,24 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
         vocab_limit=min(model_config.vocab_size, tokenizer.num_tokens),
         defaults=defaults,
     )
-    facts = (
-        ("model", f"{config.model} ({model_config.model_type}, {model_config.num_layers} layers)"),
+    return LoadedModel(engine, tokenizer, chat_template, folder, _facts(config, model_config, backend, dtype, size))
+
+
+def _facts(
+    config: EngineConfig, model: ModelConfig, backend: Backend, dtype: str, size: CacheSize
+) -> tuple[tuple[str, str], ...]:
+    pages, num_tokens = size.num_pages, size.num_pages * config.page_size
+    gib = pages * bytes_per_page(model, config.page_size, dtype) / 2**30
+    return (
+        ("model", f"{config.model} ({model.model_type}, {model.num_layers} layers)"),
         ("device", f"{backend.ops.name} ({backend.reason})"),
-        ("dtype", f"{dtype} (checkpoint: {model_config.dtype})"),
+        ("dtype", f"{dtype} (checkpoint: {model.dtype})"),
         (
             "cache",
-            f"{size.num_pages} pages of {config.page_size} tokens = {size.num_pages * config.page_size} tokens, "
-            f"{size.gib:.3g} GiB{size.sum_shown}",
+            f"{pages} pages of {config.page_size} tokens = {num_tokens} tokens, {gib:.3g} GiB{size.cache_reason}",
         ),
         ("context", f"{size.max_model_len} tokens ({size.reason})"),
     )
-    return LoadedModel(engine, tokenizer, chat_template, folder, facts)
 
 
 def size_cache(config: EngineConfig, model: ModelConfig, dtype: str, device: Device) -> CacheSize:
@@ -120,7 +125,7 @@ def size_cache(config: EngineConfig, model: ModelConfig, dtype: str, device: Dev
     if config.max_model_len == "auto":
         longest = min(limit, num_slots)
         reason = "the model's own limit" if longest == limit else f"what the cache holds; the model could do {limit}"
-        return CacheSize(num_pages, gib, sum_shown, longest, reason)
+        return CacheSize(num_pages, longest, reason, sum_shown)
     if config.max_model_len > limit:
         raise ConfigError(f"max_model_len {config.max_model_len} is above the model's own limit of {limit}")
     if config.max_model_len > num_slots:
@@ -129,7 +134,7 @@ def size_cache(config: EngineConfig, model: ModelConfig, dtype: str, device: Dev
             f"max_model_len {config.max_model_len} can never fit: kv_cache_gib {gib:.3g} holds {num_slots} tokens; "
             f"set kv_cache_gib to {needed:.3g} or more, or lower max_model_len"
         )
-    return CacheSize(num_pages, gib, sum_shown, config.max_model_len, "max_model_len of the config")
+    return CacheSize(num_pages, config.max_model_len, "max_model_len of the config", sum_shown)
 
 
 def choose_dtype(config: EngineConfig, model: ModelConfig, backend: Backend) -> str:

@@ -171,3 +171,20 @@ def test_a_context_that_the_cache_cannot_hold_is_lowered_when_auto(folder: Path)
     llm = LLM(str(folder), kv_cache_gib=0.0001)
     page_bytes = 16 * 2 * 2 * 2 * 16 * 4  # tokens, layers, keys and values, heads, head size, float32
     assert llm.engine.max_model_len == int(0.0001 * 2**30) // page_bytes * 16 == 208
+
+
+def test_an_auto_cache_is_what_the_weights_leave_of_the_free_memory(folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr("cupyllm.device.HostDevice.free_bytes", lambda self: 2 * 2**20)
+    llm = LLM(str(folder), kv_cache_gib="auto")
+    weights = sum(
+        array.nbytes
+        for array in (
+            llm.engine.model.weights.embedding,
+            llm.engine.model.weights.final_norm,
+            *(a for layer in llm.engine.model.weights.layers for a in vars(layer).values() if a is not None),
+        )
+    )
+    assert llm.engine.cache.num_pages == int(0.9 * 2 * 2**20 - weights) // 8192
+    monkeypatch.setattr("cupyllm.device.HostDevice.free_bytes", lambda self: weights)
+    with pytest.raises(ConfigError, match=r"no memory is left for the cache \(auto: 90% of"):
+        LLM(str(folder), kv_cache_gib="auto")
