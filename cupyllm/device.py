@@ -19,13 +19,19 @@ from cupyllm.errors import DeviceError
 Array = Any
 
 # bfloat16 has no NumPy type: its bits are held as uint16 and read by shifting them into the upper half of a float32.
-NUMPY_TYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(np.uint16)}
+NUMPY_TYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(np.uint16),
+}
 
 
 class Device(Protocol):
     """What the engine asks of a device."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What to call it in messages."""
 
     def upload(self, host: np.ndarray) -> Array:
         """The same values as an array of this device."""

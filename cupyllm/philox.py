@@ -45,4 +45,5 @@ def token_uniforms(seed: int, position: int, token_ids: np.ndarray) -> np.ndarra
     counter[:, 0] = groups
     counter[:, 1] = position
     words = philox4x32(counter, (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))[group_of, token_ids & 3]
-    return ((words >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
+    uniforms: np.ndarray = ((words >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-23)
+    return uniforms

@@ -74,7 +74,7 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
             model_config,
             dtype=dtype,
             upload=backend.device.upload,
-            progress=lambda count: bar.update(count),
+            progress=bar.update,
         )
     engine = Engine(
         config,

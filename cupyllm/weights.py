@@ -108,7 +108,7 @@ def load_weights(
     *,
     dtype: str,
     upload: Upload,
-    progress: Callable[[int], None] = lambda num_bytes: None,
+    progress: Callable[[int], object] = lambda num_bytes: None,
 ) -> ModelWeights:
     """Read all weights, converting to `dtype` ("float32", "float16" or "bfloat16", held as uint16); norms to float32.
 

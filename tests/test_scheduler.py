@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cupyllm.page_allocator import PageAllocator
-from cupyllm.plan import Plan, share_budget
+from cupyllm.plan import share_budget
 from cupyllm.sampling import SamplingParams
 from cupyllm.scheduler import Scheduler
 from cupyllm.sequence import FinishReason, Sequence

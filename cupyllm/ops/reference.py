@@ -169,10 +169,12 @@ def _matmul(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     With OpenBLAS a few rows are faster as weight @ x.T, which walks the weights row by row.
     """
     if len(x) == 1:
-        return (weight @ x[0])[None]
-    if len(x) <= 16:
-        return np.ascontiguousarray((weight @ np.ascontiguousarray(x.T)).T)
-    return x @ weight.T
+        y: np.ndarray = (weight @ x[0])[None]
+    elif len(x) <= 16:
+        y = np.ascontiguousarray((weight @ np.ascontiguousarray(x.T)).T)
+    else:
+        y = x @ weight.T
+    return y
 
 
 def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None) -> np.ndarray:

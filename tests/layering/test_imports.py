@@ -29,8 +29,8 @@ ALLOWED = {
     "beam_search": {"errors", "sequence"},
     "beam_rows": {"beam_search", "sampling", "scheduler", "sequence"},
     "engine": {
-        "batch", "beam_rows", "beam_search", "config", "device", "errors", "kv_cache", "model", "model_config", "ops", "page_allocator", "plan",
-        "prefix_cache", "sampling", "scheduler", "sequence",
+        "batch", "beam_rows", "beam_search", "config", "device", "errors", "kv_cache", "model", "model_config", "ops",
+        "page_allocator", "plan", "prefix_cache", "sampling", "scheduler", "sequence",
     },
     "tokenizer": {"errors", "json_object"},
 }  # fmt: skip
