@@ -15,6 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from cupyllm.beam_search import BeamParams, BeamSearch
 from cupyllm.config import EngineConfig, load_config
 from cupyllm.engine import TokenEvent, TokenLogprobs
 from cupyllm.errors import EngineError, RequestError
@@ -23,6 +24,9 @@ from cupyllm.output import OutputText
 from cupyllm.sampling import SamplingParams
 from cupyllm.sequence import FinishReason
 from cupyllm.startup import load_engine
+from cupyllm.tokenizer import Tokenizer
+
+_DAMAGED = "the model gave no finite logits; the checkpoint or its dtype is damaged"
 
 
 @dataclass(frozen=True)
@@ -94,11 +98,46 @@ class LLM:
         show_progress: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, each a list of OpenAI chat messages."""
-        if self.chat_template is None:
-            raise RequestError("this model has no chat template; use generate()", param="messages")
-        conversations = [messages] if messages and isinstance(messages[0], dict) else messages
-        as_ids = [self.chat_template.encode(normalise_messages(c), tools=tools) for c in conversations]
+        as_ids = [self._encode_chat(conversation, tools) for conversation in _as_prompts(messages)]
         return self._run(as_ids, _as_params(params, len(as_ids)), show_progress)
+
+    def beam_search(
+        self,
+        prompts: str | Seq[str] | Seq[int] | Seq[Seq[int]] | Seq[dict[str, Any]] | Seq[Seq[dict[str, Any]]],
+        params: BeamParams | None = None,
+        *,
+        n: int = 1,
+        show_progress: bool = True,
+    ) -> list[RequestOutput]:
+        """Complete one prompt or answer one conversation, or many, by beam search: the `n` best of each, best first.
+
+        The checkpoint's sampling defaults do not apply. Raises RequestError for what can never be served.
+        """
+        params = params or BeamParams()
+        if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= params.beam_width:
+            raise RequestError(f"n must be a whole number from 1 to beam_width ({params.beam_width})", param="n")
+        as_ids = [self._encode(prompt) for prompt in _as_prompts(prompts)]
+        limits = SamplingParams(max_tokens=params.max_tokens, stop_token_ids=params.stop_token_ids)
+        for prompt_ids in as_ids:  # refuse before anything has run
+            self.engine.check(prompt_ids, limits)
+        searches: list[BeamSearch] = []
+        self._exhaust(self._finish_searches(as_ids, params, searches), len(as_ids), show_progress and len(as_ids) > 1)
+        return [
+            RequestOutput(tuple(prompt_ids), _best_beams(search, n, self.tokenizer))
+            for prompt_ids, search in zip(as_ids, searches, strict=True)
+        ]
+
+    def _encode(self, prompt: Any) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt)
+        if len(prompt) > 0 and isinstance(prompt[0], dict):
+            return self._encode_chat(prompt)
+        return list(prompt)
+
+    def _encode_chat(self, messages: Any, tools: list[dict[str, Any]] | None = None) -> list[int]:
+        if self.chat_template is None:
+            raise RequestError("this model has no chat template; use text or token ids", param="messages")
+        return self.chat_template.encode(normalise_messages(messages), tools=tools)
 
     def _run(self, prompts: list[list[int]], params: list[SamplingParams], show_progress: bool) -> list[RequestOutput]:
         for prompt_ids, one in zip(prompts, params, strict=True):  # refuse before anything has run
@@ -106,19 +145,22 @@ class LLM:
             if one.n > self.config.max_waiting:
                 raise RequestError(f"n is {one.n}, but at most {self.config.max_waiting} (max_waiting) wait", param="n")
         pending = [[_Pending(OutputText(self.tokenizer, one.stop)) for _ in range(one.n)] for one in params]
-        with tqdm(
-            total=sum(map(len, pending)), desc="generating", disable=not show_progress or len(prompts) < 2
-        ) as bar:
-            try:
-                for _ in self._finish(prompts, params, pending):
-                    bar.update()
-            except BaseException:
-                self.engine.abort_all()
-                raise
+        num_answers = sum(map(len, pending))
+        self._exhaust(self._finish(prompts, params, pending), num_answers, show_progress and len(prompts) > 1)
         return [
             RequestOutput(tuple(prompt_ids), tuple(map(_as_output, answers)))
             for prompt_ids, answers in zip(prompts, pending, strict=True)
         ]
+
+    def _exhaust(self, ended: Iterator[Any], count: int, show_progress: bool) -> None:
+        """Run until all `count` have ended, with a bar; leave nothing in the engine if that fails."""
+        with tqdm(total=count, desc="generating", disable=not show_progress) as bar:
+            try:
+                for _ in ended:
+                    bar.update()
+            except BaseException:
+                self.engine.abort_all()
+                raise
 
     def _finish(
         self, prompts: list[list[int]], params: list[SamplingParams], pending: list[list[_Pending]]
@@ -138,19 +180,44 @@ class LLM:
                     self.engine.abort(event.sequence)  # the engine does not know of stop strings
                     yield by_sequence.pop(event.sequence.id)
 
+    def _finish_searches(
+        self, prompts: list[list[int]], params: BeamParams, searches: list[BeamSearch]
+    ) -> Iterator[BeamSearch]:
+        """Search for every prompt, and give each search when it has ended; `searches` gets them in order."""
+        num_live = 0
+        while len(searches) < len(prompts) or num_live:
+            while len(searches) < len(prompts) and self.engine.num_waiting < self.config.max_waiting:
+                searches.append(self.engine.add_beams(prompts[len(searches)], params))
+                num_live += 1
+            for search in self.engine.step().ended_searches:
+                num_live -= 1
+                yield search
+
 
 def _as_output(answer: _Pending) -> CompletionOutput:
     reason = answer.text.finish_reason
     if reason is FinishReason.ERROR:
-        raise EngineError("the model gave no finite logits; the checkpoint or its dtype is damaged")
+        raise EngineError(_DAMAGED)
     assert reason is not None
     return CompletionOutput(
         "".join(answer.pieces), tuple(answer.token_ids), reason.value, tuple(answer.logprobs) or None
     )
 
 
+def _best_beams(search: BeamSearch, n: int, tokenizer: Tokenizer) -> tuple[CompletionOutput, ...]:
+    if search.failed:
+        raise EngineError(_DAMAGED)
+    outputs = []
+    for beam in search.finished[:n]:
+        text = tokenizer.decode(beam.token_ids[: -1 if beam.ended else None])
+        reason = FinishReason.STOP if beam.ended else FinishReason.LENGTH
+        outputs.append(CompletionOutput(text, beam.token_ids, reason.value, None))
+    return tuple(outputs)
+
+
 def _as_prompts(prompts: Any) -> list[Any]:
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+    """One prompt or conversation as a list of one; many as they are."""
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | dict)):
         return [prompts]
     return list(prompts)
 

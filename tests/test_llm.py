@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cupyllm import LLM, SamplingParams
-from cupyllm.errors import ConfigError, DeviceError, RequestError
+from cupyllm import LLM, BeamParams, SamplingParams
+from cupyllm.errors import ConfigError, DeviceError, EngineError, RequestError
 from tests.qwen_tokenizer import QWEN2_TOKENS, tokenizer_json, write_tokenizer_folder
 from tests.tiny_checkpoint import write_json, write_tiny_checkpoint
 
@@ -188,3 +188,92 @@ def test_an_auto_cache_is_what_the_weights_leave_of_the_free_memory(folder: Path
     monkeypatch.setattr("cupyllm.device.HostDevice.free_bytes", lambda self: weights)
     with pytest.raises(ConfigError, match=r"no memory is left for the cache \(auto: 90% of"):
         LLM(str(folder), kv_cache_gib="auto")
+
+
+BEAMS = BeamParams(beam_width=3, max_tokens=10, ignore_eos=True)
+
+
+def test_beam_search_takes_text_ids_and_conversations_one_or_many(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("the weather")
+    (expected,) = llm.beam_search("the weather", BEAMS, n=3)
+    assert expected.prompt_token_ids == tuple(ids)
+    assert [len(answer.token_ids) for answer in expected.outputs] == [10] * 3
+    assert len(set(expected.outputs)) == 3
+    assert llm.beam_search(ids, BEAMS, n=3) == llm.beam_search([ids], BEAMS, n=3) == [expected]
+    conversation = [{"role": "user", "content": "Hello"}]
+    (chat,) = llm.beam_search(conversation, BEAMS)
+    assert llm.chat_template is not None
+    assert chat.prompt_token_ids == tuple(llm.chat_template.encode(conversation))
+    mixed = llm.beam_search(["the weather", conversation, ids], BEAMS, show_progress=False)
+    assert mixed[1] == chat
+    assert mixed[0] == mixed[2]
+    assert mixed[0].outputs == expected.outputs[:1]
+
+
+def test_a_single_beam_is_greedy(llm: LLM) -> None:
+    (greedy,) = llm.generate("the weather", replace(GREEDY, max_tokens=10))
+    (one,) = llm.beam_search("the weather", replace(BEAMS, beam_width=1))
+    assert one.outputs[0].token_ids == greedy.outputs[0].token_ids
+    assert (one.outputs[0].text, one.outputs[0].finish_reason) == (greedy.outputs[0].text, "length")
+
+
+def test_an_end_token_ends_a_beam_and_adds_no_text(llm: LLM) -> None:
+    first = llm.generate("the weather", GREEDY)[0].outputs[0].token_ids[0]
+    ends = replace(BEAMS, stop_token_ids=(first,), length_penalty=0.0)
+    answers = llm.beam_search("the weather", ends, n=3)[0].outputs
+    assert ("", (first,), "stop") in [(answer.text, answer.token_ids, answer.finish_reason) for answer in answers]
+
+
+def test_searches_queue_beyond_the_waiting_limit_and_give_answers_in_order(folder: Path) -> None:
+    llm = LLM(str(folder), kv_cache_gib=0.01, max_waiting=1, max_decode_batch_size=3)
+    prompts = [f"number {n} " * (1 + n % 3) for n in range(7)]
+    together = llm.beam_search(prompts, BEAMS, n=2, show_progress=False)
+    assert together == [llm.beam_search(prompt, BEAMS, n=2)[0] for prompt in prompts]
+    assert llm.engine.stats.num_live_pages == 0
+
+
+def test_generation_config_does_not_apply_to_beams(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    copy.mkdir()
+    for file in folder.iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    advice = {"eos_token_id": [1], "do_sample": True, "temperature": 0.5, "top_k": 2, "repetition_penalty": 1.9}
+    write_json(copy / "generation_config.json", advice)
+    with_advice = LLM(str(copy), kv_cache_gib=0.01)
+    without = LLM(str(copy), kv_cache_gib=0.01, generation_config="none")
+    assert with_advice.engine.defaults.repetition_penalty == 1.9
+    assert with_advice.beam_search("the the the", BEAMS, n=3) == without.beam_search("the the the", BEAMS, n=3)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "n", "param"),
+    [
+        ("a", BEAMS, 4, "n"),
+        ("a", BEAMS, 0, "n"),
+        ("a", BEAMS, True, "n"),
+        (["fine", ""], BEAMS, 1, "prompt"),
+        (["fine", [5] * 1020], BEAMS, 1, "prompt"),
+        ("a", replace(BEAMS, stop_token_ids=(-1,)), 1, "stop_token_ids"),
+        ("a", replace(BEAMS, stop_token_ids=(1, 2, 3, 4, 5, 6)), 1, "beam_width"),
+        ("a", replace(BEAMS, max_tokens=0), 1, "max_tokens"),
+    ],
+)
+def test_a_refused_search_leaves_nothing_behind(llm: LLM, prompts: Any, params: Any, n: Any, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        llm.beam_search(prompts, params, n=n, show_progress=False)
+    assert caught.value.param == param
+    assert not llm.engine.has_work
+
+
+def test_a_search_without_finite_logits_is_an_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = llm.engine.ops.logits
+
+    def nan(*arguments: Any, **options: Any) -> Any:
+        return real(*arguments, **options) * float("nan")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.ops, "logits", nan)
+        with pytest.raises(EngineError, match="no finite logits"):
+            llm.beam_search("the weather", BEAMS)
+    assert not llm.engine.has_work
+    assert llm.beam_search("the weather", BEAMS)

@@ -13,9 +13,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from cupyllm.api.body import parse_json_object, read_body
+from cupyllm.api.engine_request import EngineRequest
 from cupyllm.api.errors import json_response
 from cupyllm.api.generation import Generation, start_generation
-from cupyllm.api.live_request import EngineRequest
+from cupyllm.api.protocol.beams import read_beams
 from cupyllm.api.protocol.chat import ChatRequest, chat_choice, chunk_choice
 from cupyllm.api.protocol.shared import read_request
 from cupyllm.api.sse import EventStream, unless_client_leaves
@@ -51,11 +52,12 @@ def _prepare(body: bytes, state: ServerState) -> tuple[ChatRequest, EngineReques
     state.check_model_name(ask.model)
     ask.check_limits()
     params = ask.sampling_params(ask.output_limit)
+    beams = read_beams(ask, [params])
     template = state.loaded.chat_template
     if template is None:
         raise RequestError("this model has no chat template; use /v1/completions", param="messages")
     prompt_ids = template.encode(normalise_messages(ask.messages), enable_thinking=ask.enable_thinking)
-    asked = EngineRequest([prompt_ids], [params], ask.priority, ask.cache_salt or "")
+    asked = EngineRequest([prompt_ids], [params], ask.priority, ask.cache_salt or "", beams)
     try:
         asked.check(state.loaded.engine)
     except RequestError as error:

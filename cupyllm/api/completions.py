@@ -13,9 +13,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from cupyllm.api.body import parse_json_object, read_body
+from cupyllm.api.engine_request import EngineRequest
 from cupyllm.api.errors import json_response
 from cupyllm.api.generation import Answer, Generation, start_generation
-from cupyllm.api.live_request import EngineRequest
+from cupyllm.api.protocol.beams import read_beams
 from cupyllm.api.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest, text_choice
 from cupyllm.api.protocol.shared import read_request
 from cupyllm.api.sse import EventStream, unless_client_leaves
@@ -68,7 +69,7 @@ def _prepare(body: bytes, state: ServerState) -> tuple[CompletionRequest, Engine
         error.param = "prompt"
         raise
     all_params = [_sampling_params(ask, len(prompt), state.loaded.engine.max_model_len) for prompt in prompts]
-    asked = EngineRequest(prompts, all_params, ask.priority, ask.cache_salt or "")
+    asked = EngineRequest(prompts, all_params, ask.priority, ask.cache_salt or "", read_beams(ask, all_params))
     try:
         asked.check(state.loaded.engine)
     except RequestError as error:

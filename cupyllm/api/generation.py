@@ -13,7 +13,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from cupyllm.api.live_request import EngineRequest, LiveRequest
+from cupyllm.api.engine_request import EngineRequest
+from cupyllm.api.live_request import LiveRequest
 from cupyllm.api.state import ServerState
 from cupyllm.engine import TokenEvent
 from cupyllm.errors import EngineError

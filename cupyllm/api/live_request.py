@@ -4,47 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from cupyllm.engine import Engine, TokenEvent
-from cupyllm.errors import RequestError
-from cupyllm.sampling import SamplingParams
-from cupyllm.sequence import Sequence
+from cupyllm.api.engine_request import EngineRequest, EngineWork
+from cupyllm.engine import TokenEvent
 
 # What the engine thread delivers first, once it has taken a request.
 ADMITTED = object()
-# More answers than this to one request are refused; prompts that are given one by one are not limited by it.
-MAX_SEQUENCES = 64
-
-
-@dataclass(frozen=True)
-class EngineRequest:
-    """What one HTTP request asks of the engine: P prompts and, for each, how to sample its n answers."""
-
-    prompts: list[list[int]]
-    params: list[SamplingParams]  # one for each prompt, all with the same n
-    priority: int = 0
-    cache_salt: str = ""
-
-    @property
-    def n(self) -> int:
-        return self.params[0].n
-
-    def check(self, engine: Engine) -> None:
-        """Refuse what can never be served: raises RequestError naming the field. Any thread may call it."""
-        num_sequences = len(self.prompts) * self.n
-        most = engine.config.max_waiting
-        if self.n > 1:
-            most = min(most, MAX_SEQUENCES)
-        if num_sequences > most:
-            raise RequestError(
-                f"{len(self.prompts)} prompts with {self.n} answers each are {num_sequences} sequences; one request "
-                f"may have {most} (max_waiting, and {MAX_SEQUENCES} where n or best_of is above 1)",
-                param="n" if self.n > 1 else "prompt",
-            )
-        for prompt, params in zip(self.prompts, self.params, strict=True):
-            engine.check(prompt, params)
 
 
 class LiveRequest:
@@ -63,15 +29,15 @@ class LiveRequest:
         forget: Callable[[LiveRequest], None],
     ) -> None:
         self.asked = asked
-        self.sequences: list[Sequence] = []  # of the engine thread; the place of a sequence is its choice
+        self.work = EngineWork(asked)  # of the engine thread
         self._abort = abort
         self._forget = forget
         self._items: asyncio.Queue[Any] = asyncio.Queue()
 
     @property
     def num_cached_tokens(self) -> int:
-        """How many tokens of all prompts were found in the prefix cache; the first answer runs the prompt for all."""
-        return sum(sequence.num_cached_tokens or 0 for sequence in self.sequences[:: self.asked.n])
+        """How many tokens of all prompts were found in the prefix cache."""
+        return self.work.num_cached_tokens
 
     async def admitted(self) -> None:
         """Return once the engine has taken the request. Raises what `next_event` and Engine.add raise."""

@@ -1,14 +1,14 @@
 """The engine thread. Requests and aborts reach it through a queue; token events leave it for the event loop.
 
     event loop                                   engine thread
-    submit(EngineRequest)   -- command queue --> engine.add_parallel
+    submit(EngineRequest)   -- command queue --> engine.add_parallel, add_beams
     LiveRequest.next_event  <-- call_soon_threadsafe, asyncio.Queue --  engine.step
-    LiveRequest.close       -- command queue --> engine.abort
+    LiveRequest.close       -- command queue --> engine.abort, abort_search
 
-The thread owns the engine: nothing else calls add_parallel, step or abort. It carries out every waiting command
-between two steps and blocks on the queue when there is nothing to run. What can go wrong has one rule each: a step
-that raises ends every live request and the thread goes on; a step older than the watchdog ends them too, and new
-requests are refused until it returns; a thread that dies refuses everything from then on.
+The thread owns the engine: nothing else calls these. It carries out every waiting command between two steps and blocks
+on the queue when there is nothing to run. What can go wrong has one rule each: a step that raises ends every live
+request and the thread goes on; a step older than the watchdog ends them too, and new requests are refused until it
+returns; a thread that dies refuses everything from then on.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from cupyllm.api.engine_request import EngineRequest
 from cupyllm.api.errors import UnavailableError
-from cupyllm.api.live_request import ADMITTED, EngineRequest, LiveRequest
+from cupyllm.api.live_request import ADMITTED, LiveRequest
+from cupyllm.beam_search import BeamSearch
 from cupyllm.engine import Engine, EngineStats, StepResult, TokenEvent
 from cupyllm.errors import EngineError
 
@@ -40,7 +42,8 @@ class EngineWorker:
         self._engine = engine
         self._watchdog_seconds = watchdog_seconds
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._owners: dict[int, tuple[LiveRequest, int]] = {}  # of the engine thread: sequence id -> request, choice
+        # Of the engine thread: sequence id -> request and choice, search -> request and prompt
+        self._owners: dict[int | BeamSearch, tuple[LiveRequest, int]] = {}
         self._live: set[LiveRequest] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -177,13 +180,9 @@ class EngineWorker:
 
     def _add(self, request: LiveRequest) -> None:
         try:
-            asked = request.asked
-            for prompt, params in zip(asked.prompts, asked.params, strict=True):
-                for sequence in self._engine.add_parallel(
-                    prompt, params.split(), priority=asked.priority, cache_salt=asked.cache_salt
-                ):
-                    self._owners[sequence.id] = (request, len(request.sequences))
-                    request.sequences.append(sequence)
+            request.work.add_to(self._engine)
+            self._owners |= {s.id: (request, choice) for choice, s in enumerate(request.work.sequences)}
+            self._owners |= {search: (request, number) for number, search in enumerate(request.work.searches)}
         except Exception as error:
             self._abort(request)
             self._post(request.deliver, error)
@@ -191,10 +190,8 @@ class EngineWorker:
             self._post(request.deliver, ADMITTED)
 
     def _abort(self, request: LiveRequest, choice: int | None = None) -> None:
-        sequences = request.sequences if choice is None else [request.sequences[choice]]
-        for sequence in sequences:
-            self._engine.abort(sequence)
-            self._owners.pop(sequence.id, None)
+        for ended in request.work.abort(self._engine, choice):
+            self._owners.pop(ended, None)
 
     def _step(self) -> None:
         self._step_started = time.monotonic()
@@ -219,6 +216,9 @@ class EngineWorker:
             items.append((request, choice, event))
             if event.finish_reason is not None:
                 del self._owners[event.sequence.id]
+        for search in events.ended_searches:
+            request, number = self._owners.pop(search)
+            items += [(request, choice, event) for choice, event in request.work.answers_of_search(number)]
         if items:
             self._post(_deliver, items)  # one wake-up of the loop for the whole step
 

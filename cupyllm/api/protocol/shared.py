@@ -33,10 +33,10 @@ class NotYet:
 
     neutral: tuple[Any, ...] = ()
 
-    def refuses(self, value: Any) -> bool:
-        """Whether the value asks for something; 0 and 0.0 are the same, but not false."""
-        kinds = [(isinstance(neutral, bool), neutral) for neutral in self.neutral]
-        return (isinstance(value, bool), value) not in kinds
+
+def asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
+    """Whether a value is one of `neutral`; 0 and 0.0 are the same, but not false."""
+    return (isinstance(value, bool), value) in [(isinstance(same, bool), same) for same in neutral]
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ StopStrings = Annotated[
         }
     ),
 ]
+EarlyStopping = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "never"}]})]
 
 
 class StrictModel(BaseModel):
@@ -90,6 +91,10 @@ class SharedRequest(StrictModel):
     ignore_eos: bool = False
     return_token_ids: bool = False
     n: int = 1
+    use_beam_search: bool = False
+    beam_width: int | None = None
+    length_penalty: float | None = None
+    early_stopping: EarlyStopping = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
 
@@ -149,7 +154,7 @@ def read_request(kind: type[RequestT], body: dict[str, Any], *, strict: bool) ->
         del fields[name]
     for name, value in fields.items():
         for mark in kind.model_fields[name].metadata:
-            if isinstance(mark, NotYet) and mark.refuses(value):
+            if isinstance(mark, NotYet) and not asks_for_nothing(value, mark.neutral):
                 raise RequestError(_not_supported(name, mark), param=name)
     try:
         request = kind.model_validate(fields)
