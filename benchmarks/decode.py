@@ -42,7 +42,7 @@ def main() -> None:
     if arguments.peak_memory_of_a_short_run:
         print_peak_memory(arguments.model)
         return
-    llm = LLM(arguments.model, kv_cache_gib=0.5, max_step_tokens=1024, generation_config="none")
+    llm = LLM(arguments.model, kv_cache_gib=0.5, max_step_tokens=1024, generation_config="none", prefix_cache=False)
     rows = engine_rows(llm, arguments.rounds)
     rows.append(memory_row(arguments.model, llm))
     if not arguments.no_peers:

@@ -69,22 +69,21 @@ class BeamRows:
 
     def _go_on(self, search: BeamSearch, chosen: list[Continuation]) -> None:
         """Append, fork and drop, so that exactly the chosen beams live; with none of them the search is done."""
-        before = [sequence for sequence, _ in search.live.values()]
-        search.live = {}
         firsts = {continuation.parent.id: continuation for continuation in reversed(chosen)}
+        for sequence, _ in search.live.values():
+            if sequence.id not in firsts:  # dropped before the others fork, so that they find its row free
+                del self._search_of[sequence.id]
+                sequence.finish_reason = FinishReason.STOP
+                self._scheduler.remove(sequence)
         # A beam's best continuation keeps the sequence. It comes after the forks, which copy what was there before.
         forks = [(c, self._fork(c.parent)) for c in chosen if firsts[c.parent.id] is not c]
         beams = {id(c): c.parent for c in firsts.values()} | {id(c): child for c, child in forks}
+        search.live = {}
         for continuation in chosen:
             beam = beams[id(continuation)]
             beam.append(continuation.token_id)
             self._scheduler.resume(beam)
             search.live[beam.id] = (beam, continuation.logprob)
-        for sequence in before:
-            if sequence.id not in search.live:
-                del self._search_of[sequence.id]
-                sequence.finish_reason = FinishReason.STOP
-                self._scheduler.remove(sequence)
         search.done = not chosen
 
     def _fork(self, parent: Sequence) -> Sequence:

@@ -167,3 +167,13 @@ def test_more_beams_than_rows_or_candidates_are_refused(model: Model) -> None:
         make_engine(model, max_decode_batch_size=3).add_beams([1], BeamParams(4))
     with pytest.raises(RequestError, match="at most 20 are supported"):
         make_engine(model).add_beams([1], BeamParams(6, stop_token_ids=(1, 2)))
+
+
+def test_forks_find_the_rows_that_dropped_beams_leave(model: Model) -> None:
+    engine = make_engine(model, max_decode_batch_size=4)
+    search = engine.add_beams(prompt(4), BeamParams(4, max_tokens=30, ignore_eos=True))
+    engine.step()
+    while not search.done:
+        assert engine.stats.num_waiting == 0
+        assert engine.stats.num_running == 4
+        engine.step()

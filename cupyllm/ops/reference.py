@@ -19,8 +19,8 @@ from cupyllm.device import Array
 from cupyllm.ops.sample_reference import sample_row, top_logprobs
 from cupyllm.sampling import GREEDY_BELOW, SampleResult, SamplingBatch
 
-# Attention scores are worked on in tiles of query rows, so that long contexts need no more memory than this.
-_SCORES_PER_TILE = 8 * 2**20
+# What is larger than a CPU's cache is worked on in tiles of rows of about this many numbers (1 MiB).
+_NUMBERS_PER_TILE = 2**18
 
 
 class Norm(NamedTuple):
@@ -44,8 +44,9 @@ class ReferenceOps:
 
         Source: Zhang and Sennrich, "Root mean square layer normalization", 2019.
         """
-        mean_square = np.einsum("...c,...c->...", x, x)[..., None] / np.float32(x.shape[-1])
-        return x * (1.0 / np.sqrt(mean_square + np.float32(norm.eps))) * norm.weight
+        size = np.float32(x.shape[-1])
+        squares = np.einsum("...c,...c->...", x, x)[..., None]
+        return x * np.sqrt(size / (squares + size * np.float32(norm.eps))) * norm.weight
 
     def linear(
         self,
@@ -73,11 +74,17 @@ class ReferenceOps:
     def silu_mul(self, gate_up: Array) -> Array:
         """SiLU(gate) * up with SiLU(z) = z / (1 + exp(-z)): (T, 2 * I) -> (T, I). Source: Shazeer, 2020 (SwiGLU)."""
         half = gate_up.shape[1] // 2
-        gate, up = gate_up[:, :half], gate_up[:, half:]
+        y = np.empty((len(gate_up), half), np.float32)
+        rows = max(1, _NUMBERS_PER_TILE // half)
         with np.errstate(over="ignore"):  # exp(-z) of a very negative gate is inf, and z / inf the right zero
-            denominator = np.exp(-gate)
-        denominator += 1.0
-        return np.divide(gate, denominator, out=denominator) * up
+            for start in range(0, len(gate_up), rows):
+                tile = gate_up[start : start + rows]
+                gate, up, out = tile[:, :half], tile[:, half:], y[start : start + rows]
+                np.exp(np.negative(gate, out=out), out=out)
+                out += 1.0
+                np.divide(gate, out, out=out)
+                out *= up
+        return y
 
     def rope_and_kv_write(
         self,
@@ -180,34 +187,38 @@ def _matmul(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
 def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None) -> np.ndarray:
     """Attention of one sequence: q (N, H, D) at its last N positions, k and v (L, KH, D) -> (N, H * D)."""
     (num_queries, num_heads, head_size), (context_len, num_kv_heads, _) = q.shape, k.shape
-    scale = np.float32(1.0 / np.sqrt(head_size))
+    q = q * np.float32(1.0 / np.sqrt(head_size))
     k = k.transpose(1, 2, 0)  # (KH, D, L)
     v = v.transpose(1, 0, 2)  # (KH, L, D)
     output = np.empty((num_queries, num_heads, head_size), np.float32)
-    tile = max(1, _SCORES_PER_TILE // (num_heads * context_len))
-    for start in range(0, num_queries, tile):
-        block = q[start : start + tile]
+    rows = max(1, _NUMBERS_PER_TILE // (num_heads * context_len))
+    for start in range(0, num_queries, rows):
+        block = q[start : start + rows]
         n = len(block)
+        first = context_len - num_queries + start  # the position of the tile's first query
+        seen = first + n  # no query of the tile sees a later key
         # The heads of one group stand below each other, so that they share one product per key head.
-        grouped = (block * scale).reshape(n, num_kv_heads, -1, head_size).transpose(1, 2, 0, 3)  # (KH, G, n, D)
-        scores = grouped.reshape(num_kv_heads, -1, head_size) @ k  # (KH, G * n, L)
-        if num_queries > 1 or window is not None:
-            first = context_len - num_queries + start
-            scores.reshape(num_kv_heads, -1, n, context_len)[:, :, hidden_keys(first, n, context_len, window)] = -np.inf
+        grouped = block.reshape(n, num_kv_heads, -1, head_size).transpose(1, 2, 0, 3)  # (KH, G, n, D)
+        scores = grouped.reshape(num_kv_heads, -1, head_size) @ k[:, :, :seen]  # (KH, G * n, seen)
+        if n > 1 or window is not None:
+            scores.reshape(num_kv_heads, -1, n, seen)[:, :, hidden_keys(first, n, window)] = -np.inf
         scores -= scores.max(axis=2, keepdims=True)
         np.exp(scores, out=scores)
-        weighted = scores @ v  # (KH, G * n, D)
+        weighted = scores @ v[:, :seen]  # (KH, G * n, D)
         weighted /= scores.sum(axis=2, keepdims=True)
         heads_of_rows = weighted.reshape(num_kv_heads, -1, n, head_size).transpose(2, 0, 1, 3)  # (n, KH, G, D)
         output[start : start + n] = heads_of_rows.reshape(n, num_heads, head_size)
     return output.reshape(num_queries, -1)
 
 
-def hidden_keys(first_position: int, num_queries: int, context_len: int, window: int | None) -> np.ndarray:
-    """Which keys the queries at first_position and after may not see: (num_queries, context_len) bool."""
+def hidden_keys(first_position: int, num_queries: int, window: int | None) -> np.ndarray:
+    """Which keys, up to the last query's own, the queries at first_position and after may not see.
+
+    Returns (num_queries, first_position + num_queries) bool.
+    """
     positions = np.arange(first_position, first_position + num_queries)[:, None]
-    key_positions = np.arange(context_len)
-    hidden = key_positions > positions
+    key_positions = np.arange(first_position + num_queries)
+    hidden: np.ndarray = key_positions > positions
     if window is not None:
         hidden |= key_positions <= positions - window
     return hidden

@@ -85,7 +85,9 @@ def test_linear(num_rows: int, extras: str) -> None:
         np.testing.assert_array_equal(residual, kept, err_msg="an op changes no argument")
 
 
-def test_silu_mul_and_its_extremes() -> None:
+@pytest.mark.parametrize("tile", [2**18, 5])
+def test_silu_mul_and_its_extremes(tile: int, monkeypatch) -> None:
+    monkeypatch.setattr("cupyllm.ops.reference._NUMBERS_PER_TILE", tile)
     gate_up = random(3, 10) * 4
     expected = [[g / (1 + math.exp(-g)) * u for g, u in zip(row[:5], row[5:], strict=True)] for row in gate_up.tolist()]
     np.testing.assert_allclose(OPS.silu_mul(gate_up), expected, **CLOSE)
@@ -132,9 +134,9 @@ def test_rope_rotates_by_position_and_writes_to_the_slots(head_norms: bool) -> N
 
 @pytest.mark.parametrize("window", [None, 1, 3])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (4, 1), (6, 2)])
-@pytest.mark.parametrize("tile", [8 * 2**20, 1], ids=["one tile", "a row a tile"])
+@pytest.mark.parametrize("tile", [2**18, 150, 1], ids=["one tile", "two rows a tile", "a row a tile"])
 def test_paged_attention(window: int | None, heads: int, kv_heads: int, tile: int, monkeypatch) -> None:
-    monkeypatch.setattr("cupyllm.ops.reference._SCORES_PER_TILE", tile)
+    monkeypatch.setattr("cupyllm.ops.reference._NUMBERS_PER_TILE", tile)
     head_size, page_size = 5, 4
     # Decode rows at the page's edges, a prompt from its start, a chunk with a prefix; pages shuffled, the rest poison.
     chunks = [(3, 1), (4, 1), (0, 1), (0, 6), (5, 4)]
@@ -172,5 +174,6 @@ def test_logits_are_the_head_over_the_normed_rows() -> None:
 
 
 def test_hidden_keys() -> None:
-    np.testing.assert_array_equal(hidden_keys(1, 2, 3, None), [[0, 0, 1], [0, 0, 0]])
-    np.testing.assert_array_equal(hidden_keys(1, 2, 3, 1), [[1, 0, 1], [1, 1, 0]])
+    np.testing.assert_array_equal(hidden_keys(1, 2, None), [[0, 0, 1], [0, 0, 0]])
+    np.testing.assert_array_equal(hidden_keys(1, 2, 1), [[1, 0, 1], [1, 1, 0]])
+    np.testing.assert_array_equal(hidden_keys(2, 1, 2), [[1, 0, 0]])
