@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,7 @@ from cupyllm.sequence import Sequence
 ONE = np.int32(1)
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """T tokens of S sequences, the decode rows first.
 
     Sequence s owns the rows query_starts[s]:query_starts[s + 1]; its keys and values, those of this step included, are
@@ -45,38 +44,37 @@ class BatchBuilder:
         self._positions = np.zeros(0, np.int32)  # these three have spare rows, and the page tables spare columns
         self._slots = np.zeros(0, np.int32)
         self._page_tables = np.full((0, 0), -1, np.int32)
+        self._starts = np.zeros(1, np.int32)  # 0, 1, 2, ...
+        self._longest = 0  # most tokens that a row has in the cache
 
     def build(self, plan: Plan) -> Batch:
         """The arrays of one step; the logits of every sequence whose last known token runs are wanted."""
         self._update_rows(plan)
         count = len(plan.decodes)
         positions = self._positions[:count]
-        starts = np.arange(count + 1, dtype=np.int32)
         decodes = Batch(
             token_ids=np.array([sequence.token_ids[-1] for sequence in plan.decodes], np.int32),
             positions=positions,
             slots=self._slots[:count],
-            query_starts=starts,
+            query_starts=self._starts[: count + 1],
             context_lens=positions + ONE,
             page_tables=self._page_tables[:count],
-            logit_rows=starts[:-1],
+            logit_rows=self._starts[:count],
             num_decodes=count,
             max_query_len=1,
-            max_context_len=int(positions.max()) + 1 if count else 0,
+            max_context_len=self._longest,
         )
         return add_prompts(decodes, plan.prompts, self._page_size) if plan.prompts else decodes
 
     def _update_rows(self, plan: Plan) -> None:
         rows, before = plan.decodes, self._rows
-        self._positions[: len(before)] += 1
-        self._slots[: len(before)] += 1
+        self._positions[: len(before)] += ONE
+        self._slots[: len(before)] += ONE
         if rows == before and not plan.page_copies:
-            entering = np.flatnonzero(self._positions[: len(rows)] % self._page_size == 0).tolist()
-            for row in entering:  # its token is the first of a page
-                page_table, place = rows[row].page_table, self._positions[row] // self._page_size
-                self._ensure_room(len(rows), len(page_table))
-                self._page_tables[row, place] = page_table[place]
-                self._slots[row] = page_table[place] * self._page_size
+            self._longest += 1
+            for sequence in plan.entering:
+                if sequence.row is not None:  # else preempted by this very plan
+                    self._enter_page(sequence)
             return
         self._ensure_room(len(rows), max((len(sequence.page_table) for sequence in rows), default=0))
         for row, sequence in enumerate(rows):
@@ -84,6 +82,14 @@ class BatchBuilder:
             if not stays or self._positions[row] % self._page_size == 0:
                 self._fill_row(row, sequence)
         self._rows = rows
+        self._longest = max((sequence.num_tokens for sequence in rows), default=0)
+
+    def _enter_page(self, sequence: Sequence) -> None:
+        """The row's token is the first of a page."""
+        page_table, row = sequence.page_table, sequence.row
+        self._ensure_room(0, len(page_table))
+        self._page_tables[row, len(page_table) - 1] = page_table[-1]
+        self._slots[row] = page_table[-1] * self._page_size
 
     def _fill_row(self, row: int, sequence: Sequence) -> None:
         page_table, position = sequence.page_table, sequence.num_computed
@@ -100,6 +106,7 @@ class BatchBuilder:
         self._positions = _enlarged(self._positions, shape[:1], 0)
         self._slots = _enlarged(self._slots, shape[:1], 0)
         self._page_tables = _enlarged(self._page_tables, shape, -1)
+        self._starts = np.arange(shape[0] + 1, dtype=np.int32)
 
 
 def add_prompts(decodes: Batch, chunks: list[PlannedChunk], page_size: int) -> Batch:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -355,12 +355,8 @@ class Engine:
         )
 
     def _upload(self, batch: Batch) -> Batch:
-        arrays = {
-            field.name: self.device.upload(value)
-            for field in fields(batch)
-            if isinstance(value := getattr(batch, field.name), np.ndarray)
-        }
-        return replace(batch, **arrays)
+        arrays = {k: self.device.upload(v) for k, v in batch._asdict().items() if isinstance(v, np.ndarray)}
+        return batch._replace(**arrays)
 
     def _fresh_seed(self) -> int:
         """A seed for a request that gave none: reproducible when the config has a seed, else from the system."""

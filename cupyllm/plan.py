@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cupyllm.sequence import Sequence
 
@@ -21,16 +21,18 @@ class PlannedChunk:
         return self.start + self.length == self.sequence.num_tokens
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Plan:
     """What one step runs: one token of each decode row, then chunks of prompts.
 
-    `decodes` is in order of rows. Pages are copied (from, to) before anything runs.
+    `decodes` is in order of rows; `entering` are the sequences whose token was to be the first of a page. Pages are
+    copied (from, to) before anything runs.
     """
 
     decodes: list[Sequence]
     prompts: list[PlannedChunk]
     page_copies: list[tuple[int, int]]
+    entering: list[Sequence] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.prompts)

@@ -113,13 +113,14 @@ class Scheduler:
         for sequence in [sequence for sequence in self.prefilling if sequence.is_decoding]:
             self.prefilling.remove(sequence)
             self._join_row(sequence)
-        self._reserve_for_decodes()
+        entering = self._reserve_for_decodes()
         prompts = self._plan_prompts(self.max_step_tokens - len(self.decoding))
         while self.num_running == 0 and self.waiting and self._take_pages_of_paused():
             prompts = self._plan_prompts(self.max_step_tokens)
-        # Until here a copy's source had a holder of its own, so that no other copy could be planned into it.
-        self.allocator.release([source for source, _ in self._page_copies])
-        return Plan(list(self.decoding), prompts, self._page_copies)
+        if self._page_copies:
+            # Until here a copy's source had a holder of its own, so that no other copy could be planned into it.
+            self.allocator.release([source for source, _ in self._page_copies])
+        return Plan(list(self.decoding), prompts, self._page_copies, entering)
 
     def commit(self, plan: Plan) -> None:
         """The step ran: the planned prompt chunks have their keys and values in the cache.
@@ -151,8 +152,11 @@ class Scheduler:
             assert sequence.page_table or sequence.num_computed == 0
             assert len(sequence.page_table) >= self._pages_for(sequence.num_computed)
 
-    def _reserve_for_decodes(self) -> None:
-        """Give every decode row the page that its token goes to; who gets none is preempted and leaves its row."""
+    def _reserve_for_decodes(self) -> list[Sequence]:
+        """Give every decode row the page that its token goes to; who gets none is preempted and leaves its row.
+
+        Returns the rows that enter a page.
+        """
         first_of_page = 1 % self.page_size
         entering = [s for s in self.decoding if len(s.token_ids) % self.page_size == first_of_page]
         forked, self._forked = self._forked, []
@@ -161,6 +165,7 @@ class Scheduler:
                 continue
             self._publish_full_pages(sequence)
             self._reserve(sequence, sequence.num_tokens)
+        return entering
 
     def _plan_prompts(self, budget: int) -> list[PlannedChunk]:
         if not self.prefilling and not self.waiting:

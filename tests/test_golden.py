@@ -5,7 +5,6 @@ The checkpoint's folder comes from CUPYLLM_TEST_CHECKPOINT and the recorded answ
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import os
@@ -102,7 +101,7 @@ def all_logits(engine: Engine, ids: list[int]) -> np.ndarray:
     pages = list(range(-(-len(ids) // engine.config.page_size)))
     sequence = Sequence(0, ids, len(ids), SamplingParams(), 0, 1, frozenset(), page_table=pages)
     batch = BatchBuilder(engine.config.page_size).build(Plan([], [PlannedChunk(sequence, 0, len(ids))], []))
-    batch = dataclasses.replace(batch, logit_rows=np.arange(len(ids), dtype=np.int32))
+    batch = batch._replace(logit_rows=np.arange(len(ids), dtype=np.int32))
     return forward(engine.ops, engine.model, engine.cache, batch)
 
 
