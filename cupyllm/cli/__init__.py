@@ -20,14 +20,15 @@ examples:
   python -m cupyllm kernels             the CUDA kernels, and what each is for
   python -m cupyllm kernels show gemv   one kernel's source, which explains itself at its top
   python -m cupyllm kernels run gemv    the same kernel on this CPU: bytes moved, conflicts, error against NumPy
+  python -m cupyllm gpu-check --quick   on a GPU: are the kernels right there, and how fast are they
 """
 
 
 def subcommands() -> tuple[ModuleType, ...]:
     """The modules of all subcommands, in the order of the help."""
-    from cupyllm.cli import kernels, simulate
+    from cupyllm.cli import gpu_check, kernels, simulate
 
-    return kernels, simulate
+    return kernels, simulate, gpu_check
 
 
 def make_parser() -> argparse.ArgumentParser:
