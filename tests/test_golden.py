@@ -6,9 +6,6 @@ The checkpoint's folder comes from CUPYLLM_TEST_CHECKPOINT and the recorded answ
 from __future__ import annotations
 
 import itertools
-import json
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,25 +19,15 @@ from cupyllm.messages import normalise_messages
 from cupyllm.model import forward
 from cupyllm.plan import Plan, PlannedChunk
 from cupyllm.sequence import Sequence
+from tests.golden_case import CASES, CHECKPOINT, NEEDS_CHECKPOINT
 
-CHECKPOINT = os.environ.get("CUPYLLM_TEST_CHECKPOINT")
-GOLDEN = os.environ.get("CUPYLLM_TEST_GOLDEN")
-pytestmark = [
-    pytest.mark.checkpoint,
-    pytest.mark.skipif(
-        not (CHECKPOINT and GOLDEN),
-        reason="set CUPYLLM_TEST_CHECKPOINT to a folder with Qwen2.5-Coder-0.5B-Instruct and CUPYLLM_TEST_GOLDEN to "
-        "its recorded answers",
-    ),
-]
-CASES: list[dict[str, Any]] = json.loads(Path(GOLDEN).read_text())["cases"] if GOLDEN else []
+pytestmark = NEEDS_CHECKPOINT
 # transformers in float32 with another attention form differs by 1e-4; this is 20 times that.
 LOGIT_TOLERANCE = 2e-3
 
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    assert CHECKPOINT
     return LLM(CHECKPOINT, generation_config="none", kv_cache_gib=0.5, max_model_len=2048)
 
 

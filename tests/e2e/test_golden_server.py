@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,17 +12,9 @@ from typing import Any
 import openai
 import pytest
 
-CHECKPOINT = os.environ.get("CUPYLLM_TEST_CHECKPOINT")
-GOLDEN = os.environ.get("CUPYLLM_TEST_GOLDEN")
-pytestmark = [
-    pytest.mark.checkpoint,
-    pytest.mark.skipif(
-        not (CHECKPOINT and GOLDEN),
-        reason="set CUPYLLM_TEST_CHECKPOINT to a folder with Qwen2.5-Coder-0.5B-Instruct and CUPYLLM_TEST_GOLDEN to "
-        "its recorded answers",
-    ),
-]
-CASES: list[dict[str, Any]] = json.loads(Path(GOLDEN).read_text())["cases"] if GOLDEN else []
+from tests.golden_case import CASES, CHECKPOINT, NEEDS_CHECKPOINT
+
+pytestmark = NEEDS_CHECKPOINT
 SERVER = Path(__file__).parents[2] / "server.py"
 
 
