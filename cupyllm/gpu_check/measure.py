@@ -88,10 +88,11 @@ def copies_for(num_bytes: int, cache_bytes: int) -> int:
 def measure(gpu: Gpu, own: Sequence[Launch], peer: Sequence[Launch] = (), *, repeats: int) -> Timing:
     """Time launches in several runs, those of the peer in turn with them, after a run that is not counted.
 
-    The first run compiles, loads libraries and lets the memory pool grow.
+    What comes before compiles, loads libraries and lets the memory pool grow.
     """
     sides = [_at_least(side) for side in (own, peer) if side]
     for launches in sides:
+        launches[0]()
         gpu.time(launches)
     runs: list[list[float]] = [[], []]
     host_bound = False
