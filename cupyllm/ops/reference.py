@@ -19,8 +19,8 @@ from cupyllm.device import Array
 from cupyllm.ops.sample_reference import sample_row, top_logprobs
 from cupyllm.sampling import GREEDY_BELOW, SampleResult, SamplingBatch
 
-# What is larger than a CPU's cache is worked on in tiles of rows of about this many numbers (1 MiB).
-_NUMBERS_PER_TILE = 2**18
+# What is larger than a CPU's cache is worked on in tiles of rows of about this many numbers (2 MiB).
+_NUMBERS_PER_TILE = 2**19
 
 
 class Norm(NamedTuple):
@@ -46,7 +46,9 @@ class ReferenceOps:
         """
         size = np.float32(x.shape[-1])
         squares = np.einsum("...c,...c->...", x, x)[..., None]
-        return x * np.sqrt(size / (squares + size * np.float32(norm.eps))) * norm.weight
+        y = x * np.sqrt(size / (squares + size * np.float32(norm.eps)))
+        y *= norm.weight
+        return y
 
     def linear(
         self,
@@ -69,22 +71,11 @@ class ReferenceOps:
 
     def gate_up_silu_mul(self, x: Array, weight: Array, *, norm: Norm) -> Array:
         """The first half of the MLP: gate and up in one product, then SiLU(gate) * up: (T, C), (2 * I, C) -> (T, I)."""
-        return self.silu_mul(self.linear(x, weight, norm=norm))
+        return _silu_mul_in_place(self.linear(x, weight, norm=norm))
 
     def silu_mul(self, gate_up: Array) -> Array:
         """SiLU(gate) * up with SiLU(z) = z / (1 + exp(-z)): (T, 2 * I) -> (T, I). Source: Shazeer, 2020 (SwiGLU)."""
-        half = gate_up.shape[1] // 2
-        y = np.empty((len(gate_up), half), np.float32)
-        rows = max(1, _NUMBERS_PER_TILE // half)
-        with np.errstate(over="ignore"):  # exp(-z) of a very negative gate is inf, and z / inf the right zero
-            for start in range(0, len(gate_up), rows):
-                tile = gate_up[start : start + rows]
-                gate, up, out = tile[:, :half], tile[:, half:], y[start : start + rows]
-                np.exp(np.negative(gate, out=out), out=out)
-                out += 1.0
-                np.divide(gate, out, out=out)
-                out *= up
-        return y
+        return _silu_mul_in_place(gate_up.copy())
 
     def rope_and_kv_write(
         self,
@@ -182,6 +173,20 @@ def _matmul(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     else:
         y = x @ weight.T
     return y
+
+
+def _silu_mul_in_place(gate_up: np.ndarray) -> np.ndarray:
+    """SiLU(gate) * up, written over gate: (T, 2 * I) -> a view of (T, I)."""
+    half = gate_up.shape[1] // 2
+    rows = max(1, _NUMBERS_PER_TILE // half)
+    with np.errstate(over="ignore"):  # exp(-z) of a very negative gate is inf, and z / inf the right zero
+        for start in range(0, len(gate_up), rows):
+            gate, up = gate_up[start : start + rows, :half], gate_up[start : start + rows, half:]
+            denominator = np.exp(-gate)
+            denominator += 1.0
+            gate /= denominator
+            gate *= up
+    return gate_up[:, :half]
 
 
 def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None) -> np.ndarray:
