@@ -62,7 +62,7 @@ class BatchBuilder:
             logit_rows=self._starts[:count],
             num_decodes=count,
             max_query_len=1,
-            max_context_len=self._longest,
+            max_context_len=self._longest if count else 0,
         )
         return add_prompts(decodes, plan.prompts, self._page_size) if plan.prompts else decodes
 

@@ -73,7 +73,7 @@ class BeamRows:
         for sequence, _ in search.live.values():
             if sequence.id not in firsts:  # dropped before the others fork, so that they find its row free
                 del self._search_of[sequence.id]
-                sequence.finish_reason = FinishReason.STOP
+                sequence.finish_reason = FinishReason.ERROR if search.failed else FinishReason.STOP
                 self._scheduler.remove(sequence)
         # A beam's best continuation keeps the sequence. It comes after the forks, which copy what was there before.
         forks = [(c, self._fork(c.parent)) for c in chosen if firsts[c.parent.id] is not c]

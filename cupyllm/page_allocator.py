@@ -66,6 +66,13 @@ class PageAllocator:
         assert self._holders[page] > 0, f"page {page} is not live and cannot be published"
         self._published.add(page)
 
+    def withdraw(self, page: int) -> None:
+        """The contents of a published page are worth nothing after all. Who holds it keeps it."""
+        self._published.remove(page)
+        if page in self._cached:
+            del self._cached[page]
+            self._free.append(page)
+
     def share(self, pages: Iterable[int]) -> None:
         """Add a holder to pages that are live or cached."""
         for page in pages:

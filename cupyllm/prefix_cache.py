@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cupyllm.page_allocator import PageAllocator
@@ -73,6 +73,7 @@ class PrefixCache:
         """Make a written page known: it holds `token_ids`, and `parent` is the page before it.
 
         Returns the page that is known by these tokens: another one, where a sequence beside this one was faster.
+        A page whose parent is known no longer could never be found: it is not made known, and makes way for another.
         """
         ids = array("i", token_ids).tobytes()
         key = self._digest((parent.key if parent else self._root(cache_salt)) + ids)
@@ -80,11 +81,21 @@ class PrefixCache:
         if known is not None and known.token_ids == ids and known.parent is parent:
             return known
         entry = CachedPage(page, key, ids, parent)
-        if known is None:  # a collision leaves the older page known
+        if known is not None and not self._can_be_found(known):
+            self.withdraw([known])
+            known = None
+        if known is None and self._can_be_found(entry):  # a collision leaves the older page known
             self._by_key[key] = entry
             self._by_page[page] = entry
             self._allocator.publish(page)
         return entry
+
+    def withdraw(self, pages: Iterable[CachedPage]) -> None:
+        """Forget those of `pages` that are known: what they hold is not to be reused."""
+        for entry in pages:
+            if self._is_known(entry):
+                self._forget(entry.page)
+                self._allocator.withdraw(entry.page)
 
     def check_integrity(self) -> None:
         """Assert that both tables hold the same pages, none of them free."""
@@ -93,8 +104,14 @@ class PrefixCache:
             assert entry.page == page
             assert self._by_key[entry.key] is entry
 
+    def _is_known(self, entry: CachedPage) -> bool:
+        return self._by_page.get(entry.page) is entry
+
+    def _can_be_found(self, entry: CachedPage) -> bool:
+        return entry.parent is None or self._is_known(entry.parent)
+
     def _root(self, cache_salt: str) -> bytes:
-        return self._digest(self._salt + b"\0" + cache_salt.encode())
+        return self._digest(self._salt + b"\0" + cache_salt.encode("utf-8", "surrogatepass"))
 
     def _forget(self, page: int) -> None:
         entry = self._by_page.pop(page)

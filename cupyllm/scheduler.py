@@ -25,7 +25,7 @@ from bisect import insort
 from cupyllm.page_allocator import PageAllocator
 from cupyllm.plan import Plan, PlannedChunk, share_budget
 from cupyllm.prefix_cache import CachedPage, PrefixCache
-from cupyllm.sequence import Sequence, rank
+from cupyllm.sequence import FinishReason, Sequence, rank
 
 
 class Scheduler:
@@ -110,16 +110,15 @@ class Scheduler:
     def plan(self) -> Plan:
         """Choose the next step's tokens and reserve their pages. An empty plan means there is nothing to run."""
         self._page_copies = []
-        for sequence in [sequence for sequence in self.prefilling if sequence.is_decoding]:
-            self.prefilling.remove(sequence)
-            self._join_row(sequence)
-        entering = self._reserve_for_decodes()
-        prompts = self._plan_prompts(self.max_step_tokens - len(self.decoding))
-        while self.num_running == 0 and self.waiting and self._take_pages_of_paused():
-            prompts = self._plan_prompts(self.max_step_tokens)
-        if self._page_copies:
+        try:
+            entering = self._plan_decodes()
+            prompts = self._plan_prompts(self.max_step_tokens - len(self.decoding))
+            while self.num_running == 0 and self.waiting and self._take_pages_of_paused():
+                prompts = self._plan_prompts(self.max_step_tokens)
+        finally:
             # Until here a copy's source had a holder of its own, so that no other copy could be planned into it.
-            self.allocator.release([source for source, _ in self._page_copies])
+            if self._page_copies:
+                self.allocator.release([source for source, _ in self._page_copies])
         return Plan(list(self.decoding), prompts, self._page_copies, entering)
 
     def commit(self, plan: Plan) -> None:
@@ -152,11 +151,14 @@ class Scheduler:
             assert sequence.page_table or sequence.num_computed == 0
             assert len(sequence.page_table) >= self._pages_for(sequence.num_computed)
 
-    def _reserve_for_decodes(self) -> list[Sequence]:
+    def _plan_decodes(self) -> list[Sequence]:
         """Give every decode row the page that its token goes to; who gets none is preempted and leaves its row.
 
         Returns the rows that enter a page.
         """
+        for sequence in [sequence for sequence in self.prefilling if sequence.is_decoding]:
+            self.prefilling.remove(sequence)
+            self._join_row(sequence)
         first_of_page = 1 % self.page_size
         entering = [s for s in self.decoding if len(s.token_ids) % self.page_size == first_of_page]
         forked, self._forked = self._forked, []
@@ -210,11 +212,18 @@ class Scheduler:
     def _preempt(self, sequence: Sequence) -> None:
         sequence.num_preemptions += 1
         self.num_preemptions += 1
+        self._cancel_copies(sequence)
         if sequence in self.paused:
             self._release_pages(sequence)
         else:
             self._take_out(sequence)
             self._send_to_wait(sequence)
+
+    def _cancel_copies(self, sequence: Sequence) -> None:
+        """A copy that was planned for a sequence is not wanted any more, and its source need not be held for it."""
+        for source, copy in [pair for pair in self._page_copies if pair[1] in sequence.page_table]:
+            self._page_copies.remove((source, copy))
+            self.allocator.release([source])
 
     def _take_pages_of_paused(self) -> bool:
         """Preempt the lowest-ranked paused sequence that holds pages; False if there is none."""
@@ -281,6 +290,8 @@ class Scheduler:
 
     def _release_pages(self, sequence: Sequence) -> None:
         self._publish_full_pages(sequence)
+        if self.prefix_cache is not None and sequence.finish_reason is FinishReason.ERROR:
+            self.prefix_cache.withdraw(sequence.cached_pages)  # what made it fail may stand in its pages
         self.allocator.release(sequence.page_table)
         sequence.page_table = []
         sequence.cached_pages = []

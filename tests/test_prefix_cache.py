@@ -111,6 +111,49 @@ def test_the_page_used_last_is_evicted_last() -> None:
     assert cache.find([2] * 4) == []
 
 
+def test_a_page_whose_parent_is_forgotten_makes_way_for_one_that_can_be_found() -> None:
+    cache, allocator = make_cache(num_pages=3)
+    parent, child, other = allocator.allocate(3)
+    first = cache.publish(parent, [1] * B, None)
+    cache.publish(child, [2] * B, first)
+    allocator.release([parent])
+    assert allocator.allocate(1) == [parent], "evicted, while its child is in use"
+    assert cache.find([1] * B + [2] * B) == []
+    again = cache.publish(parent, [1] * B, None)
+    second = cache.publish(other, [2] * B, again)
+    assert cache.find([1] * B + [2] * B) == [again, second]
+    allocator.release([child])
+    assert (allocator.num_free, allocator.num_cached, len(cache)) == (1, 0, 2)
+    cache.check_integrity()
+
+
+def test_a_page_that_builds_on_a_forgotten_one_is_not_kept() -> None:
+    cache, allocator = make_cache(num_pages=2)
+    parent, child = allocator.allocate(2)
+    first = cache.publish(parent, [1] * B, None)
+    cache.withdraw([first])
+    cache.publish(child, [2] * B, first)
+    allocator.release([parent, child])
+    assert (allocator.num_free, allocator.num_cached, len(cache)) == (2, 0, 0)
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held", "let go"])
+def test_a_withdrawn_page_is_not_found_and_comes_back_free(held: bool) -> None:
+    cache, allocator = make_cache(num_pages=2)
+    pages = allocator.allocate(1)
+    known = cache.publish(pages[0], [1] * B, None)
+    if not held:
+        allocator.release(pages)
+    cache.withdraw([known])
+    cache.withdraw([known])
+    assert cache.find([1] * B) == []
+    assert (allocator.num_live, allocator.num_cached) == (held, 0)
+    if held:
+        allocator.release(pages)
+    assert allocator.num_free == 2
+    allocator.check_integrity([])
+
+
 def answer(engine: Engine, prompt: list[int], **options) -> Sequence:
     sequence = engine.add(prompt, GREEDY, **options)
     run_to_end(engine)

@@ -116,6 +116,34 @@ def test_an_older_prompt_takes_the_pages_of_a_younger_decode_planned_in_the_same
     assert (old.num_output_tokens, old.num_preemptions) == (0, 0)
 
 
+def test_copies_planned_for_the_preempted_do_not_keep_pages_from_the_oldest() -> None:
+    scheduler = make_scheduler(num_pages=12, rows=5, budget=16)
+    sequences = [make_sequence(0, 41), make_sequence(1, 1)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+
+    def fork(parent: Sequence) -> Sequence:
+        child = make_sequence(len(sequences), 1)
+        child.token_ids, child.arrival = list(parent.token_ids), 1
+        sequences.append(child)
+        scheduler.fork(parent, child)
+        return child
+
+    def step_and_fork(*parents: Sequence) -> None:
+        plan = scheduler.plan()
+        scheduler.commit(plan)
+        for sequence in [*plan.decodes, *(chunk.sequence for chunk in plan.prompts), *map(fork, parents)]:
+            if sequence is not sequences[0]:
+                sequence.append(7)
+        scheduler.check_integrity()
+
+    step_and_fork(sequences[1])
+    step_and_fork(*sequences[1:3])  # their two pages are shared by two sequences each, and two pages are available
+    assert scheduler.allocator.num_available == 2
+    assert run_step(scheduler) == [(0, 29, 12)], "it needs three: the others go, with what was planned for them"
+    assert [sequence.num_preemptions for sequence in sequences] == [0, 1, 1, 1, 1]
+
+
 def test_no_more_sequences_run_than_the_two_batch_limits_allow() -> None:
     scheduler = make_scheduler(rows=3, prefills=2, budget=100)
     for sequence_id in range(6):
