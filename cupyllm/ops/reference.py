@@ -44,9 +44,9 @@ class ReferenceOps:
 
         Source: Zhang and Sennrich, "Root mean square layer normalization", 2019.
         """
-        size = np.float32(x.shape[-1])
         squares = np.einsum("...c,...c->...", x, x)[..., None]
-        y = x * np.sqrt(size / (squares + size * np.float32(norm.eps)))
+        squares += x.shape[-1] * norm.eps
+        y = x * np.sqrt(x.shape[-1] / squares)
         y *= norm.weight
         return y
 
@@ -103,7 +103,7 @@ class ReferenceOps:
             k = self.rms_norm(rotated[:, num_heads:], k_norm)
             rotated = np.concatenate([q, k], axis=1)
         half = head_size // 2
-        angles = rope_table[batch.positions][:, None, :]
+        angles = rope_table.take(batch.positions, axis=0)[:, None, :]
         cos, sin = angles[..., :half], angles[..., half:]  # (T, 1, D / 2)
         first, second = rotated[..., :half], rotated[..., half:]
         rotated = np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=2)
@@ -125,8 +125,8 @@ class ReferenceOps:
         for s, context_len in enumerate(batch.context_lens.tolist()):
             rows = slice(batch.query_starts[s], batch.query_starts[s + 1])
             pages = batch.page_tables[s, : -(-context_len // keys.shape[1])]
-            k = keys[pages].reshape(-1, num_kv_heads, head_size)[:context_len]
-            v = values[pages].reshape(-1, num_kv_heads, head_size)[:context_len]
+            k = keys.take(pages, axis=0).reshape(-1, num_kv_heads, head_size)[:context_len]
+            v = values.take(pages, axis=0).reshape(-1, num_kv_heads, head_size)[:context_len]
             output[rows] = _attend(q[rows], k, v, window)
         return output
 
