@@ -113,7 +113,8 @@ class Scheduler:
         try:
             entering = self._plan_decodes()
             prompts = self._plan_prompts(self.max_step_tokens - len(self.decoding))
-            while self.num_running == 0 and self.waiting and self._take_pages_of_paused():
+            while self.num_running == 0 and self.waiting:
+                self._take_pages_of_paused()
                 prompts = self._plan_prompts(self.max_step_tokens)
         finally:
             # Until here a copy's source had a holder of its own, so that no other copy could be planned into it.
@@ -225,12 +226,9 @@ class Scheduler:
             self._page_copies.remove((source, copy))
             self.allocator.release([source])
 
-    def _take_pages_of_paused(self) -> bool:
-        """Preempt the lowest-ranked paused sequence that holds pages; False if there is none."""
-        holder = next((sequence for sequence in reversed(self.paused) if sequence.page_table), None)
-        if holder is not None:
-            self._preempt(holder)
-        return holder is not None
+    def _take_pages_of_paused(self) -> None:
+        """Preempt the lowest-ranked paused sequence that holds pages. When none does, every waiting one fits."""
+        self._preempt(next(sequence for sequence in reversed(self.paused) if sequence.page_table))
 
     def _send_to_wait(self, sequence: Sequence) -> None:
         self._release_pages(sequence)

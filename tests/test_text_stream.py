@@ -63,6 +63,8 @@ def test_special_tokens_are_skipped_or_shown(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("a<|im_end|><tool_call>b")
     assert "".join(stream(tokenizer, ids)) == "a<tool_call>b"
     assert "".join(stream(tokenizer, ids, skip=False)) == "a<|im_end|><tool_call>b"
+    unless_asked = IncrementalDecoder(tokenizer)
+    assert "".join(map(unless_asked.push, ids)) == "a<tool_call>b"
 
 
 def cut_at_stop(text: str, stops: list[str], include_stop: bool) -> tuple[str, str | None]:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cupyllm.ops.reference import ReferenceOps
-from cupyllm.ops.sample_reference import candidates
-from cupyllm.sampling import SampleResult, SamplingParams, build_sampling_batch
+from cupyllm.ops.sample_reference import candidates, largest_ids
+from cupyllm.sampling import GREEDY_BELOW, SampleResult, SamplingParams, build_sampling_batch
 
 V = 50
 
@@ -57,6 +57,21 @@ def test_the_smallest_temperature_that_is_not_greedy_overflows_nothing() -> None
     assert sample(logits, [row(temperature=1e-4)]).token_ids[0] == logits[0].argmax()
 
 
+def test_at_that_temperature_equal_logits_are_still_drawn_from() -> None:
+    logits = np.zeros((40, V))
+    drawn = sample(logits, [row(seed=seed, temperature=GREEDY_BELOW) for seed in range(40)]).token_ids
+    assert len(set(drawn.tolist())) > 10
+
+
+@pytest.mark.parametrize("params", [{}, {"top_p": 0.9}, {"min_p": 0.2}, {"top_k": 5}], ids=str)
+def test_adding_the_same_to_all_logits_changes_no_draw(params: dict[str, Any]) -> None:
+    logits = np.round(lively(1) * 64) / 64  # so that the sums below are exact
+    rows = [row(seed=seed, **params) for seed in range(60)]
+    drawn = sample(np.repeat(logits, 60, axis=0), rows).token_ids
+    for shift in (-40, 25):
+        np.testing.assert_array_equal(sample(np.repeat(logits + shift, 60, axis=0), rows).token_ids, drawn)
+
+
 @pytest.mark.parametrize(
     ("params", "kept"),
     [
@@ -79,6 +94,10 @@ def test_what_each_filter_keeps(params: dict[str, Any], kept: list[int]) -> None
     scaled = (np.log(probabilities) - np.log(0.4)).astype(np.float32)
     arguments = {"top_k": 0, "top_p": 1.0, "min_p": 0.0} | params
     assert candidates(scaled, **arguments).tolist() == kept
+
+
+def test_nothing_is_dropped_when_top_p_is_off_however_rare() -> None:
+    assert candidates(np.float32([0, -60, -80]), 0, 1.0, 0.0).tolist() == [0, 1, 2]
 
 
 def test_ties_go_to_the_smaller_id() -> None:
@@ -191,8 +210,22 @@ def test_of_equally_likely_tokens_the_smaller_ids_are_reported() -> None:
 
 def test_a_prompt_id_without_a_token_is_penalised_in_vain() -> None:
     logits = lively(1)
-    rows = [row(token_ids=[44, 49], repetition_penalty=2.0, temperature=0.0)]
+    rows = [row(token_ids=[40, 44, 49], repetition_penalty=2.0, temperature=0.0)]
     assert sample(logits, rows, vocab_limit=40).token_ids[0] == logits[0, :40].argmax()
+
+
+def test_a_small_positive_logit_is_divided_by_the_penalty() -> None:
+    logits = np.full((1, V), -5.0)
+    logits[0, [3, 7]] = 0.5, 0.4
+    assert sample(logits, [row(token_ids=[3], repetition_penalty=2.0, temperature=0.0)]).token_ids[0] == 7
+
+
+def test_no_top_tokens_are_given_when_only_the_chosen_logprob_is_wanted() -> None:
+    logits = lively(1)
+    result = sample(logits, [row(logprobs=0, temperature=0.0)])
+    assert result.top_ids.shape == result.top_logprobs.shape == (1, 0)
+    np.testing.assert_allclose(result.logprobs[0], -np.log(np.exp(logits[0] - logits[0].max()).sum()), rtol=1e-5)
+    assert largest_ids(logits[0], 0).shape == (0,)
 
 
 def test_more_logprobs_than_tokens_are_all_there_are() -> None:
