@@ -28,6 +28,31 @@ def test_a_shared_page_is_free_only_after_its_last_holder() -> None:
     assert allocator.num_free == 2
 
 
+def test_a_pool_of_one_page() -> None:
+    allocator = PageAllocator(1)
+    assert allocator.allocate(0) == []
+    assert not allocator.is_live(0)
+    assert allocator.allocate(1) == [0]
+    assert (allocator.is_live(0), allocator.is_shared(0)) == (True, False)
+    allocator.share([0])
+    assert allocator.is_shared(0)
+
+
+def test_a_published_page_is_handed_out_last_and_its_owner_is_told() -> None:
+    told: list[int] = []
+    allocator = PageAllocator(3, on_reuse=told.append)
+    pages = allocator.allocate(3)
+    allocator.publish(pages[1])
+    allocator.release(pages)
+    assert (allocator.num_free, allocator.num_cached, allocator.num_available) == (2, 1, 3)
+    assert pages[1] not in allocator.allocate(2)
+    assert told == []
+    assert allocator.allocate(1) == [pages[1]]
+    assert told == [pages[1]]
+    allocator.release([pages[1]])
+    assert allocator.num_cached == 0, "it holds something else now"
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
@@ -35,8 +60,19 @@ def test_a_shared_page_is_free_only_after_its_last_holder() -> None:
         lambda allocator: allocator.release([1]),
         lambda allocator: allocator.share([1]),
         lambda allocator: allocator.release([0, 0]),
+        lambda allocator: allocator.publish(1),
+        lambda allocator: allocator.allocate(-1),
+        lambda allocator: PageAllocator(0),
     ],
-    ids=["more pages than are free", "a free page released", "a free page shared", "released twice"],
+    ids=[
+        "more pages than are free",
+        "a free page released",
+        "a free page shared",
+        "released twice",
+        "a free page published",
+        "fewer than no pages",
+        "a pool of none",
+    ],
 )
 def test_a_mistake_of_ours_is_caught(mistake) -> None:
     allocator = PageAllocator(2)

@@ -210,6 +210,18 @@ def test_cached_pages_without_a_holder_are_charged_at_admission(model: Model) ->
     assert all(sequence.num_output_tokens == 14 for sequence in sequences)
 
 
+@pytest.mark.parametrize("num_pages", [8, 9])
+def test_a_prompt_waits_until_its_hits_and_the_rest_fit_together(model: Model, num_pages: int) -> None:
+    engine = make_engine(model, num_pages=num_pages)
+    answer(engine, ids(12))  # leaves 4 cached pages, the first 3 of them the prompt's
+    running = engine.add(ids(14, seed=1), GREEDY)  # takes 4
+    engine.step()
+    hit = engine.add(ids(12) + ids(4, seed=2), GREEDY)  # 3 pages it finds, and 2 more
+    engine.step()
+    assert len(running.page_table) == 4
+    assert (hit.num_cached_tokens, hit.num_preemptions) == ((12, 0) if num_pages == 9 else (None, 0))
+
+
 def test_a_preempted_sequence_finds_its_own_pages_again(model: Model) -> None:
     engine = make_engine(model, num_pages=13, max_decode_batch_size=2)
     long = SamplingParams(temperature=0.0, max_tokens=22, ignore_eos=True)
