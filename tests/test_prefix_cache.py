@@ -127,6 +127,17 @@ def test_a_page_whose_parent_is_forgotten_makes_way_for_one_that_can_be_found() 
     cache.check_integrity()
 
 
+def test_a_page_that_is_known_already_is_told_and_what_builds_on_it_is_kept() -> None:
+    cache, allocator = make_cache(num_pages=3)
+    first, same, next_page = allocator.allocate(3)
+    known = cache.publish(first, [1] * B, None)
+    assert cache.publish(same, [1] * B, None) is known
+    child = cache.publish(next_page, [2] * B, known)
+    assert cache.find([1] * B + [2] * B) == [known, child]
+    allocator.release([same])
+    assert allocator.num_free == 1, "the second copy is not kept"
+
+
 def test_a_page_that_builds_on_a_forgotten_one_is_not_kept() -> None:
     cache, allocator = make_cache(num_pages=2)
     parent, child = allocator.allocate(2)
