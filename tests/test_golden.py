@@ -15,6 +15,7 @@ from cupyllm import LLM, SamplingParams
 from cupyllm.batch import BatchBuilder
 from cupyllm.beam_search import BeamParams
 from cupyllm.engine import Engine
+from cupyllm.kv_cache import allocate_kv_cache
 from cupyllm.messages import normalise_messages
 from cupyllm.model import forward
 from cupyllm.plan import Plan, PlannedChunk
@@ -84,12 +85,15 @@ def test_logprobs_of_the_prompt(llm: LLM, case: dict[str, Any]) -> None:
 
 
 def all_logits(engine: Engine, ids: list[int]) -> np.ndarray:
-    """The logits after every token of `ids`, run as one prompt over the engine's own cache."""
-    pages = list(range(-(-len(ids) // engine.config.page_size)))
-    sequence = Sequence(0, ids, len(ids), SamplingParams(), 0, 1, frozenset(), page_table=pages)
-    batch = BatchBuilder(engine.config.page_size).build(Plan([], [PlannedChunk(sequence, 0, len(ids))], []))
+    """The logits after every token of `ids`, run as one prompt over a cache of its own."""
+    page_size, num_pages = 16, -(-len(ids) // 16)
+    cache = allocate_kv_cache(
+        engine.device, engine.model.config, num_pages=num_pages, page_size=page_size, dtype="float32"
+    )
+    sequence = Sequence(0, ids, len(ids), SamplingParams(), 0, 1, frozenset(), page_table=list(range(num_pages)))
+    batch = BatchBuilder(page_size).build(Plan([], [PlannedChunk(sequence, 0, len(ids))], []))
     batch = batch._replace(logit_rows=np.arange(len(ids), dtype=np.int32))
-    return forward(engine.ops, engine.model, engine.cache, batch)
+    return forward(engine.ops, engine.model, cache, batch)
 
 
 @pytest.mark.parametrize("width", [2, 4])

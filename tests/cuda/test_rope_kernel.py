@@ -39,7 +39,7 @@ class RopeCall:
     def expected(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Queries, keys and values of the reference op, with a float32 cache."""
         keys, values = widen(self.keys), widen(self.values)
-        batch: Any = replace(EMPTY_BATCH, positions=self.positions, slots=self.slots)
+        batch: Any = EMPTY_BATCH._replace(positions=self.positions, slots=self.slots)
         q = ReferenceOps().rope_and_kv_write(self.qkv, self.table, batch, keys, values, **self.norms)
         return q, keys, values
 
