@@ -44,7 +44,7 @@ TESTS = {
     "sequence": ["tests/test_sequence.py", *SCHEDULING],
     "plan": SCHEDULING,
     "scheduler": SCHEDULING,
-    "batch": ["tests/test_batch.py", *SCHEDULING],
+    "batch": SCHEDULING,
     "ops/sample_reference": ["tests/ops/test_sampling_op.py", "tests/test_engine.py"],
     "text_stream": ["tests/test_text_stream.py"],
 }
