@@ -85,7 +85,6 @@ class Scheduler:
             return
         child.page_table = parent.page_table[: self._pages_for(parent.num_tokens)]
         self.allocator.share(child.page_table)
-        child.num_computed = parent.num_tokens
         child.cached_pages = list(parent.cached_pages)
         self._forked += [parent, child]
         insort(self.prefilling, child, key=rank)

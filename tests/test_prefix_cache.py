@@ -184,9 +184,10 @@ def test_the_same_prompt_again_reuses_all_full_pages_but_always_runs_its_last_to
     assert again.num_cached_tokens == (length - 1) // B * B
 
 
-def test_a_longer_conversation_reuses_prompt_and_answer(model: Model) -> None:
+@pytest.mark.parametrize("length", [8, 9, 10, 11])
+def test_a_longer_conversation_reuses_prompt_and_answer(model: Model, length: int) -> None:
     engine = make_engine(model)
-    first = answer(engine, ids(10))
+    first = answer(engine, ids(length))
     follow_up = [*first.token_ids, 5, 6, 7]
     second = answer(engine, follow_up)
     assert second.num_cached_tokens == (first.num_tokens - 1) // B * B

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cupyllm.page_allocator import PageAllocator
 from cupyllm.plan import share_budget
+from cupyllm.prefix_cache import PrefixCache
 from cupyllm.sampling import SamplingParams
 from cupyllm.scheduler import Scheduler
 from cupyllm.sequence import FinishReason, Sequence
@@ -97,6 +101,7 @@ def test_the_youngest_is_preempted_and_keeps_its_tokens_and_its_place() -> None:
     assert scheduler.running == [old]
     assert scheduler.waiting == [young, waiting]
     assert (young.num_computed, young.num_output_tokens, young.num_preemptions) == (0, 2, 1)
+    assert scheduler.num_preemptions == 1
     while old in scheduler.running and old.num_tokens < 17:
         run_step(scheduler)
     scheduler.remove(old)
@@ -150,6 +155,41 @@ def test_no_more_sequences_run_than_the_two_batch_limits_allow() -> None:
         scheduler.add(make_sequence(sequence_id, 2))
     assert [len(run_step(scheduler)) for _ in range(3)] == [2, 3, 3]
     assert len(scheduler.waiting) == 3
+
+
+MISTAKES: dict[str, Callable[[Scheduler], object]] = {
+    "a page that no table names": lambda s: s.decoding[0].page_table.pop(),
+    "a cached page with one entry only": lambda s: s.prefix_cache._by_key.clear(),
+    "more sequences than rows": lambda s: setattr(s, "max_decode_batch_size", 1),
+    "a row that is another's": lambda s: setattr(s.decoding[0], "row", 1),
+    "pages of a waiting one": lambda s: s.waiting[0].page_table.extend(s.allocator.allocate(1)),
+    "computed tokens of a waiting one": lambda s: setattr(s.waiting[0], "num_computed", 1),
+    "a row of a waiting one": lambda s: setattr(s.waiting[0], "row", 0),
+    "the wrong order": lambda s: s.waiting.reverse(),
+    "one that waits twice": lambda s: s.waiting.append(s.waiting[-1]),
+    "a finished one that runs": lambda s: setattr(s.decoding[0], "finish_reason", FinishReason.LENGTH),
+    "nothing left to compute": lambda s: setattr(s.decoding[0], "num_computed", s.decoding[0].num_tokens),
+    "fewer pages than computed tokens": lambda s: setattr(s.prefilling[0], "num_computed", 29),
+    "computed tokens without pages": lambda s: (
+        s.allocator.release(s.prefilling[0].page_table) or setattr(s.prefilling[0], "page_table", [])
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_integrity_check_finds_a_mistake_in(mistake: str) -> None:
+    scheduler = make_scheduler(rows=3, prefills=2, budget=16)
+    scheduler.prefix_cache = PrefixCache(scheduler.allocator, page_size=PAGE_SIZE)
+    for sequence_id, length in enumerate([4, 30, 4, 4]):
+        scheduler.add(make_sequence(sequence_id, length))
+    scheduler.max_decode_batch_size = 2
+    run_step(scheduler)
+    run_step(scheduler)
+    assert [len(queue) for queue in (scheduler.decoding, scheduler.prefilling, scheduler.waiting)] == [1, 1, 2]
+    scheduler.check_integrity()
+    MISTAKES[mistake](scheduler)
+    with pytest.raises(AssertionError):
+        scheduler.check_integrity()
 
 
 def test_budget_shares() -> None:
