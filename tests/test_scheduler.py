@@ -157,6 +157,30 @@ def test_no_more_sequences_run_than_the_two_batch_limits_allow() -> None:
     assert len(scheduler.waiting) == 3
 
 
+def test_full_pages_of_a_running_sequence_can_be_found_by_others() -> None:
+    scheduler = make_scheduler()
+    cache = scheduler.prefix_cache = PrefixCache(scheduler.allocator, page_size=PAGE_SIZE)
+    scheduler.add(make_sequence(0, 6))
+    found = []
+    for _ in range(5):
+        run_step(scheduler)
+        found.append(len(cache.find([7] * 20)))
+    assert found == [1, 1, 1, 2, 2], "the second page is full after three steps and published when the third is entered"
+
+
+def test_all_that_a_paused_sequence_computed_is_published_when_it_leaves() -> None:
+    scheduler = make_scheduler()
+    cache = scheduler.prefix_cache = PrefixCache(scheduler.allocator, page_size=PAGE_SIZE)
+    sequence = make_sequence(0, 7)
+    scheduler.add(sequence)
+    run_step(scheduler)
+    scheduler.commit(scheduler.plan())  # the eighth token has run, and the sequence gets none after it
+    scheduler.pause(sequence)
+    scheduler.check_integrity()
+    scheduler.remove(sequence)
+    assert len(cache.find([7] * 20)) == 2
+
+
 MISTAKES: dict[str, Callable[[Scheduler], object]] = {
     "a page that no table names": lambda s: s.decoding[0].page_table.pop(),
     "a cached page with one entry only": lambda s: s.prefix_cache._by_key.clear(),
