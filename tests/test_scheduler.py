@@ -182,7 +182,7 @@ def test_all_that_a_paused_sequence_computed_is_published_when_it_leaves() -> No
 
 
 MISTAKES: dict[str, Callable[[Scheduler], object]] = {
-    "a page that no table names": lambda s: s.decoding[0].page_table.pop(),
+    "a page that no table names": lambda s: s.allocator.allocate(1),
     "a cached page with one entry only": lambda s: s.prefix_cache._by_key.clear(),
     "more sequences than rows": lambda s: setattr(s, "max_decode_batch_size", 1),
     "a row that is another's": lambda s: setattr(s.decoding[0], "row", 1),
