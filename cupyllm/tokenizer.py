@@ -34,6 +34,8 @@ class Tokenizer:
     named_tokens    "eos_token" and its like -> text, where the config sets them
     eos_token_id    id of the config's eos_token, or None
     num_tokens      one more than the highest id that has a token; the model may compute more logits than that
+    prefix_ids, suffix_ids   what the post-processor of tokenizer.json puts around a text: nothing for chat models,
+                    an end token after it for Qwen3-Embedding
     """
 
     def __init__(self, full: tokenizers.Tokenizer, config: JsonObject) -> None:
@@ -46,6 +48,7 @@ class Tokenizer:
         self.num_tokens = 1 + max(full.get_vocab(with_added_tokens=True).values(), default=-1)
         self.named_tokens = _named_tokens(config)
         self.eos_token_id = self._id_of_named("eos_token")
+        self.prefix_ids, self.suffix_ids = _ids_around_text(full)
         self._added_text = {token_id: text for text, token_id in self.added_tokens.items()}
         # At one place the longest token wins, as in the library.
         longest_first = sorted(self.added_tokens, key=len, reverse=True)
@@ -76,7 +79,7 @@ class Tokenizer:
         return tokenizer
 
     def encode(self, text: str, *, control_tokens: bool = True) -> list[int]:
-        """The ids of `text`. No begin-of-sequence token is put in front: Qwen models have none.
+        """The ids of `text` alone, without `prefix_ids` and `suffix_ids`.
 
         With control_tokens=False the text of an added token, special or not, is ordinary text and gets ordinary ids.
         Raises RequestError when the text holds half of a surrogate pair: JSON can carry it, but it is no character.
@@ -104,6 +107,10 @@ class Tokenizer:
             return b""
         token = self._full.id_to_token(token_id)
         return b"" if token is None else _bytes_of(token)
+
+    def vocabulary_entry(self, token_id: int) -> str:
+        """A token as tokenizer.json spells it, in the alphabet of byte-level BPE; "" for an id without a token."""
+        return (self._full.id_to_token(token_id) or "") if 0 <= token_id < self.num_tokens else ""
 
     def split_at_added_tokens(self, text: str) -> Iterator[tuple[str, int | None]]:
         """The pieces of `text` in order: (its text, its id) for an added token, (text, None) for what lies between."""
@@ -142,6 +149,13 @@ def _without_added_tokens(full: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     plain.normalizer = full.normalizer
     plain.pre_tokenizer = full.pre_tokenizer
     return plain
+
+
+def _ids_around_text(full: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
+    """What encoding with special tokens puts before and after the tokens of a text."""
+    encoding = full.encode("a")
+    own = [place for place, is_added in enumerate(encoding.special_tokens_mask) if not is_added]
+    return encoding.ids[: own[0]], encoding.ids[own[-1] + 1 :]
 
 
 def _check_kind(full: tokenizers.Tokenizer, path: Path) -> None:

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from cupyllm.api import chat, completions, health, models
+from cupyllm.api import chat, completions, health, models, tokenize
 from cupyllm.api.errors import routing_error
 from cupyllm.api.middleware import AccessCheck, Errors, RequestIds
 from cupyllm.api.state import ServerState
@@ -26,7 +26,7 @@ def make_app(loaded: LoadedModel, config: ServerConfig) -> Starlette:
     """The server's application; the engine thread starts and ends with it. Raises ConfigError for unusable API keys."""
     worker = EngineWorker(loaded.engine, watchdog_seconds=config.watchdog_seconds)
     app = Starlette(
-        routes=[*chat.routes(), *completions.routes(), *models.routes(), *health.routes()],
+        routes=[*chat.routes(), *completions.routes(), *tokenize.routes(), *models.routes(), *health.routes()],
         middleware=_middleware(config),
         exception_handlers={HTTPException: routing_error},
         lifespan=_engine_thread,

@@ -11,7 +11,8 @@ import pytest
 
 from cupyllm.api.protocol.chat import ChatRequest
 from cupyllm.api.protocol.completions import CompletionRequest
-from cupyllm.api.protocol.shared import NoEffect, NotYet, SharedRequest
+from cupyllm.api.protocol.shared import NoEffect, NotYet, SharedRequest, StrictModel
+from cupyllm.api.protocol.tokenize import TokenizeRequest
 from cupyllm.config import ServerConfig, load_config
 from tests.api.live_server import LiveServer
 
@@ -19,7 +20,12 @@ ROOT = Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
 
 
-def fates(kind: type[SharedRequest]) -> dict[str, str]:
+def section(title: str) -> str:
+    """The text below a heading of the second level, to the next."""
+    return DOCS.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def fates(kind: type[StrictModel]) -> dict[str, str]:
     names = {NoEffect: "no effect", NotYet: "not yet"}
     return {
         name: next((names[type(mark)] for mark in field.metadata if type(mark) in names), "honoured")
@@ -29,8 +35,13 @@ def fates(kind: type[SharedRequest]) -> dict[str, str]:
 
 @pytest.mark.parametrize(("kind", "column"), [(ChatRequest, 0), (CompletionRequest, 1)])
 def test_the_field_table_holds_every_field_with_its_fate(kind: type[SharedRequest], column: int) -> None:
-    rows = re.findall(r"^\| `(\w+)` \| ([\w -]+?) \| ([\w -]+?) \|", DOCS, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| ([\w -]+?) \| ([\w -]+?) \|", section("Fields"), re.MULTILINE)
     assert {name: fate[column] for name, *fate in rows if fate[column] != "-"} == fates(kind)
+
+
+@pytest.mark.parametrize(("kind", "title"), [(TokenizeRequest, "Tokenize and detokenize")])
+def test_a_table_of_one_route_holds_every_field_with_its_fate(kind: type[StrictModel], title: str) -> None:
+    assert dict(re.findall(r"^\| `(\w+)` \| ([\w ]+?) \|", section(title), re.MULTILINE)) == fates(kind)
 
 
 def test_every_route_is_documented(server: LiveServer) -> None:

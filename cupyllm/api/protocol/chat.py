@@ -47,8 +47,13 @@ class ChatRequest(SharedRequest):
 
     def check_limits(self) -> None:
         """Raise RequestError for more messages than any template should have to walk through."""
-        if len(self.messages) > MAX_MESSAGES:
-            raise RequestError(f"messages may hold at most {MAX_MESSAGES}, not {len(self.messages)}", param="messages")
+        check_number_of_messages(self.messages)
+
+
+def check_number_of_messages(messages: list[Any]) -> None:
+    """Raise RequestError for more than MAX_MESSAGES."""
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(f"messages may hold at most {MAX_MESSAGES}, not {len(messages)}", param="messages")
 
 
 def chat_choice(index: int, text: str, finish_reason: str) -> dict[str, Any]:

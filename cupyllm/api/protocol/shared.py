@@ -137,7 +137,7 @@ class SharedRequest(StrictModel):
         )
 
 
-RequestT = TypeVar("RequestT", bound=SharedRequest)
+RequestT = TypeVar("RequestT", bound=StrictModel)
 
 
 def read_request(kind: type[RequestT], body: dict[str, Any], *, strict: bool) -> RequestT:
@@ -160,7 +160,7 @@ def read_request(kind: type[RequestT], body: dict[str, Any], *, strict: bool) ->
         request = kind.model_validate(fields)
     except ValidationError as error:
         raise _as_request_error(error) from None
-    if request.stream_options is not None and not request.stream:
+    if isinstance(request, SharedRequest) and request.stream_options is not None and not request.stream:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
     return request
 
@@ -196,7 +196,7 @@ def _as_request_error(error: ValidationError) -> RequestError:
     return RequestError(f"{path} {expected}", param=path)
 
 
-def _quote_unknown(name: str, kind: type[SharedRequest]) -> str:
+def _quote_unknown(name: str, kind: type[StrictModel]) -> str:
     near = difflib.get_close_matches(name[:64], kind.model_fields, n=1)
     return name[:64] + (f"; did you mean {near[0]}?" if near else "")
 

@@ -1,0 +1,60 @@
+"""/tokenize and /detokenize: the requests, as vLLM has them, with llama.cpp's name for a text (`content`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from cupyllm.api.protocol.chat import MAX_MESSAGES, ChatTemplateKwargs, check_number_of_messages
+from cupyllm.api.protocol.shared import NotYet, StrictModel
+from cupyllm.errors import RequestError
+
+_SOURCES = ("prompt", "content", "messages")
+_OF_MESSAGES = ("tools", "chat_template_kwargs", "add_generation_prompt")
+
+
+class TokenizeRequest(StrictModel):
+    """A text or a conversation, to be turned into the token ids that the completion routes would compute with."""
+
+    model: str | None = None
+    prompt: Annotated[str | None, Field(description="a raw text; that of a control token becomes this token")] = None
+    content: Annotated[str | None, Field(description="llama.cpp's name for `prompt`")] = None
+    messages: Annotated[list[Any], Field(json_schema_extra={"maxItems": MAX_MESSAGES})] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: ChatTemplateKwargs | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: Annotated[
+        bool | None,
+        Field(description="what tokenizer.json puts around a text; true when absent, but false with `messages`"),
+    ] = None
+    return_token_strs: bool = False
+
+    continue_final_message: Annotated[Any, NotYet((False,))] = None
+
+    @property
+    def wants_special_tokens(self) -> bool:
+        """A text gets them unless it is to have none; a conversation has those of its template."""
+        return self.messages is None if self.add_special_tokens is None else self.add_special_tokens
+
+    def check(self) -> None:
+        """Raise RequestError unless there is one text or conversation, and nothing that belongs to the other kind."""
+        given = [name for name in _SOURCES if getattr(self, name) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none"
+            raise RequestError(
+                f"give one of prompt, content and messages, not {found}", param=given[-1] if given else "prompt"
+            )
+        if self.messages is None:
+            for name in _OF_MESSAGES:
+                if getattr(self, name) is not None:
+                    raise RequestError(f"{name} needs messages", param=name)
+        else:
+            check_number_of_messages(self.messages)
+
+
+class DetokenizeRequest(StrictModel):
+    """Token ids to be turned into text, control tokens included."""
+
+    model: str | None = None
+    tokens: list[Annotated[int, Field(ge=0)]]
