@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import struct
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class PrefixCache:
     ) -> None:
         self._allocator = allocator
         self._page_size = page_size
+        self._pack = struct.Struct(f"{page_size}i").pack  # a page's ids as bytes
         self._digest = digest
         self._salt = secrets.token_bytes(16) + salt.encode()
         self._by_key: dict[bytes, CachedPage] = {}
@@ -75,7 +77,7 @@ class PrefixCache:
         Returns the page that is known by these tokens: another one, where a sequence beside this one was faster.
         A page whose parent is known no longer could never be found: it is not made known, and makes way for another.
         """
-        ids = array("i", token_ids).tobytes()
+        ids = self._pack(*token_ids)
         key = self._digest((parent.key if parent else self._root(cache_salt)) + ids)
         known = self._by_key.get(key)
         if known is not None and known.token_ids == ids and known.parent is parent:

@@ -12,8 +12,7 @@ here, so a step that was planned can always run. Sequences are ranked by priorit
 - A waiting sequence is admitted when all its known tokens and one more fit in the available pages. Pages that the
   prefix cache knows are taken over; the last known token always runs, since its logits are wanted.
 - Sequences that were forked share pages. Who writes to a shared page gets a copy of it first.
-- A paused sequence has no row: a beam that waits for the other beams of its search. It keeps its pages until they are
-  needed.
+- A paused sequence, a beam that waits for the others of its search, has no row. Its pages stay until they are needed.
 
 A step in which the same sequences decode costs little: only those that enter a new page are looked at one by one.
 """
@@ -24,8 +23,8 @@ from bisect import insort
 
 from cupyllm.page_allocator import PageAllocator
 from cupyllm.plan import Plan, PlannedChunk, share_budget
-from cupyllm.prefix_cache import CachedPage, PrefixCache
-from cupyllm.sequence import FinishReason, Sequence, rank
+from cupyllm.prefix_cache import PrefixCache
+from cupyllm.sequence import FinishReason, Sequence, by_rank
 
 
 class Scheduler:
@@ -65,10 +64,10 @@ class Scheduler:
     @property
     def running(self) -> list[Sequence]:
         """All sequences that may hold pages, in order of rank."""
-        return sorted((*self.prefilling, *self.decoding, *self.paused), key=rank)
+        return sorted((*self.prefilling, *self.decoding, *self.paused), key=by_rank)
 
     def add(self, sequence: Sequence) -> None:
-        insort(self.waiting, sequence, key=rank)
+        insort(self.waiting, sequence, key=by_rank)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a finished or aborted sequence out, wherever it is, and let its pages go."""
@@ -87,14 +86,14 @@ class Scheduler:
         self.allocator.share(child.page_table)
         child.cached_pages = list(parent.cached_pages)
         self._forked += [parent, child]
-        insort(self.prefilling, child, key=rank)
+        insort(self.prefilling, child, key=by_rank)
 
     def pause(self, sequence: Sequence) -> None:
         """Take a sequence whose tokens have all been computed out of its row; its pages stay while there is room."""
         if sequence not in self.paused:
             self._take_out(sequence)
             sequence.num_computed = sequence.num_tokens
-            insort(self.paused, sequence, key=rank)
+            insort(self.paused, sequence, key=by_rank)
 
     def resume(self, sequence: Sequence) -> None:
         """Let a paused sequence, which got a token, go on; without pages or a free row it waits to be recomputed."""
@@ -102,7 +101,7 @@ class Scheduler:
             return
         self.paused.remove(sequence)
         if sequence.page_table and self.num_running < self.max_decode_batch_size:
-            insort(self.prefilling, sequence, key=rank)
+            insort(self.prefilling, sequence, key=by_rank)
         else:
             self._send_to_wait(sequence)
 
@@ -142,14 +141,15 @@ class Scheduler:
             assert not sequence.page_table, f"sequence {sequence.id} waits and holds pages"
             assert sequence.num_computed == 0, f"sequence {sequence.id} waits and has computed tokens"
         for queue in (self.prefilling, self.waiting):
-            ranks = [rank(sequence) for sequence in queue]
+            ranks = [sequence.rank for sequence in queue]
             assert ranks == sorted(set(ranks)), f"sequences are not in order of rank: {ranks}"
             assert all(sequence.row is None for sequence in queue)
         for sequence in running:
             assert sequence.finish_reason is None, f"sequence {sequence.id} is finished and runs"
             assert sequence.num_uncomputed > 0 or sequence in self.paused
             assert sequence.page_table or sequence.num_computed == 0
-            assert len(sequence.page_table) >= self._pages_for(sequence.num_computed)
+            fewest, most = self._pages_for(sequence.num_computed), self._pages_for(sequence.num_tokens)
+            assert fewest <= len(sequence.page_table) <= most, f"sequence {sequence.id} has too few or too many pages"
 
     def _plan_decodes(self) -> list[Sequence]:
         """Give every decode row the page that its token goes to; who gets none is preempted and leaves its row.
@@ -158,16 +158,26 @@ class Scheduler:
         """
         for sequence in [sequence for sequence in self.prefilling if sequence.is_decoding]:
             self.prefilling.remove(sequence)
-            self._join_row(sequence)
-        first_of_page = 1 % self.page_size
-        entering = [s for s in self.decoding if len(s.token_ids) % self.page_size == first_of_page]
+            sequence.row = len(self.decoding)
+            self.decoding.append(sequence)
+        page_size, first_of_page = self.page_size, 1 % self.page_size
+        entering = [s for s in self.decoding if len(s.token_ids) % page_size == first_of_page]
         forked, self._forked = self._forked, []
-        for sequence in sorted((*entering, *forked), key=rank) if entering or forked else ():
-            if sequence.row is None:  # preempted on the way here, or gone
-                continue
-            self._publish_full_pages(sequence)
-            self._reserve(sequence, sequence.num_tokens)
+        if entering or forked:
+            self._give_pages(entering, forked)
         return entering
+
+    def _give_pages(self, entering: list[Sequence], forked: list[Sequence]) -> None:
+        """Publish the page that each row leaves and reserve the one that it enters; forked rows may need copies."""
+        for sequence in entering:
+            self._publish_full_pages(sequence)
+        if not forked and len(entering) <= self.allocator.num_available:  # one for each, so their order is no matter
+            for sequence, page in zip(entering, self.allocator.allocate(len(entering)), strict=True):
+                sequence.page_table.append(page)
+            return
+        for sequence in sorted((*entering, *forked), key=by_rank):
+            if sequence.row is not None:  # else preempted on the way here, or gone
+                self._reserve(sequence, sequence.num_tokens)
 
     def _plan_prompts(self, budget: int) -> list[PlannedChunk]:
         if not self.prefilling and not self.waiting:
@@ -177,7 +187,7 @@ class Scheduler:
         while len(prompts) < most and self.waiting and self.num_running < self.max_decode_batch_size:
             if not self._admit(self.waiting[0]):
                 break
-            insort(prompts, self.waiting.pop(0), key=rank)
+            insort(prompts, self.waiting.pop(0), key=by_rank)
         chunks = []
         lengths = share_budget([sequence.num_uncomputed for sequence in prompts], budget)
         for sequence, length in zip(prompts, lengths, strict=True):
@@ -231,7 +241,7 @@ class Scheduler:
 
     def _send_to_wait(self, sequence: Sequence) -> None:
         self._release_pages(sequence)
-        insort(self.waiting, sequence, key=rank)
+        insort(self.waiting, sequence, key=by_rank)
 
     def _take_out(self, sequence: Sequence) -> None:
         if sequence.row is not None:
@@ -241,7 +251,8 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Take over the pages that the prefix cache knows and start running, if the rest fits too."""
-        hits = self._find_hits(sequence)
+        cache = self.prefix_cache
+        hits = [] if cache is None else cache.find(sequence.token_ids[:-1], sequence.cache_salt)
         unheld = sum(not self.allocator.is_live(hit.page) for hit in hits)
         wanted = self._pages_for(sequence.num_tokens + 1) - len(hits) + unheld
         promised = sum(self._pages_for(s.num_tokens) - len(s.page_table) for s in self.prefilling)
@@ -253,12 +264,8 @@ class Scheduler:
         sequence.num_computed = len(hits) * self.page_size
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed
-        insort(self.prefilling, sequence, key=rank)
+        insort(self.prefilling, sequence, key=by_rank)
         return True
-
-    def _join_row(self, sequence: Sequence) -> None:
-        sequence.row = len(self.decoding)
-        self.decoding.append(sequence)
 
     def _leave_row(self, sequence: Sequence) -> None:
         """Give the row to the last sequence, so that no other one moves."""
@@ -269,19 +276,13 @@ class Scheduler:
             last.row = row
         sequence.row = None
 
-    def _find_hits(self, sequence: Sequence) -> list[CachedPage]:
-        if self.prefix_cache is None:
-            return []
-        return self.prefix_cache.find(sequence.token_ids[:-1], sequence.cache_salt)
-
     def _publish_full_pages(self, sequence: Sequence) -> None:
         """Make the pages known whose tokens have all been computed."""
         if self.prefix_cache is None:
             return
-        known = sequence.cached_pages
-        while (len(known) + 1) * self.page_size <= sequence.num_computed:
-            start = len(known) * self.page_size
-            ids = sequence.token_ids[start : start + self.page_size]
+        known, page_size = sequence.cached_pages, self.page_size
+        for start in range(len(known) * page_size, sequence.num_computed - page_size + 1, page_size):
+            ids = sequence.token_ids[start : start + page_size]
             parent = known[-1] if known else None
             known.append(self.prefix_cache.publish(sequence.page_table[len(known)], ids, parent, sequence.cache_salt))
 

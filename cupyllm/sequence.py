@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from cupyllm.prefix_cache import CachedPage
 from cupyllm.sampling import SamplingParams
@@ -45,11 +46,13 @@ class Sequence:
     row: int | None = None  # its place in the decode batch, while it has one
     finish_reason: FinishReason | None = None
     most_tokens: int = field(init=False)  # prompt and output, when max_tokens is reached
+    rank: tuple[int, int, int] = field(init=False)  # who goes first: lower priority, then earlier arrival (ids grow)
     _distinct_ids: set[int] = field(default_factory=set)
     _num_distinct_of: int = 0
 
     def __post_init__(self) -> None:
         self.most_tokens = self.num_prompt_tokens + self.max_tokens
+        self.rank = self.priority, self.id if self.arrival is None else self.arrival, self.id
 
     @property
     def num_tokens(self) -> int:
@@ -92,7 +95,4 @@ class Sequence:
         return self.finish_reason
 
 
-def rank(sequence: Sequence) -> tuple[int, int, int]:
-    """Who goes first: the lower priority, then the earlier arrival (ids grow)."""
-    arrival = sequence.id if sequence.arrival is None else sequence.arrival
-    return sequence.priority, arrival, sequence.id
+by_rank = attrgetter("rank")  # a key to sort sequences with

@@ -205,6 +205,7 @@ MISTAKES: dict[str, Callable[[Scheduler], object]] = {
     "a finished one that runs": lambda s: setattr(s.decoding[0], "finish_reason", FinishReason.LENGTH),
     "nothing left to compute": lambda s: setattr(s.decoding[0], "num_computed", s.decoding[0].num_tokens),
     "fewer pages than computed tokens": lambda s: setattr(s.prefilling[0], "num_computed", 29),
+    "a page more than its tokens need": lambda s: s.decoding[0].page_table.extend(s.allocator.allocate(1)),
     "computed tokens without pages": lambda s: (
         s.allocator.release(s.prefilling[0].page_table) or setattr(s.prefilling[0], "page_table", [])
     ),

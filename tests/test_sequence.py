@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cupyllm.sampling import SamplingParams
-from cupyllm.sequence import FinishReason, Sequence, rank
+from cupyllm.sequence import FinishReason, Sequence, by_rank
 
 
 def make(prompt: list[int], max_tokens: int = 3, **more: Any) -> Sequence:
@@ -61,4 +61,4 @@ def test_each_id_counts_once_for_the_repetition_penalty_as_tokens_come() -> None
 def test_the_lower_priority_then_the_earlier_arrival_goes_first_and_forks_stand_beside_their_parent() -> None:
     first, second = make([1], id=1), make([1], id=2)
     fork, urgent, later = make([1], id=7, arrival=1), make([1], id=8, priority=-1), make([1], id=0, priority=1)
-    assert sorted([later, second, fork, urgent, first], key=rank) == [urgent, first, fork, second, later]
+    assert sorted([later, second, fork, urgent, first], key=by_rank) == [urgent, first, fork, second, later]

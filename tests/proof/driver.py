@@ -17,7 +17,7 @@ from cupyllm.plan import Plan
 from cupyllm.prefix_cache import PrefixCache
 from cupyllm.sampling import SamplingParams
 from cupyllm.scheduler import Scheduler
-from cupyllm.sequence import FinishReason, Sequence, rank
+from cupyllm.sequence import FinishReason, Sequence, by_rank
 from tests.proof.cache_model import CacheModel, check_batch
 
 ANY = SamplingParams()
@@ -167,7 +167,7 @@ class Driver:
 
     def _before_plan(self) -> BeforePlan:
         scheduler = self.scheduler
-        first = min(scheduler.running, key=rank, default=None)
+        first = min(scheduler.running, key=by_rank, default=None)
         has_work = bool(scheduler.num_running or scheduler.waiting)
         if first is not None and first in scheduler.paused:
             first = None  # it waits for its group
@@ -253,7 +253,7 @@ class BeforePlan:
             assert chunk.length >= 1
             assert place >= plan.num_decodes or chunk.sequence.is_decoding
         first = self.first
-        if first is None or any(rank(other) < rank(first) for other in driver.scheduler.running):
+        if first is None or any(other.rank < first.rank for other in driver.scheduler.running):
             return  # there is none, or one of better rank has come
         assert first.num_preemptions == self.num_preemptions, "the first is never preempted"
         assert any(chunk.sequence is first for chunk in chunks), "the first advances in every step"
