@@ -84,13 +84,13 @@ class Sequence:
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add a sampled token, before which everything has been computed; returns the reason if it was the last."""
-        token_ids = self.token_ids
+        num_before = len(self.token_ids)
         if self.page_table:  # a fork that found no row has no pages, and computes everything again
-            self.num_computed = len(token_ids)
-        token_ids.append(token_id)
+            self.num_computed = num_before
+        self.token_ids.append(token_id)
         if token_id in self.end_token_ids:
             self.finish_reason = FinishReason.STOP
-        elif len(token_ids) >= self.most_tokens:
+        elif num_before + 1 >= self.most_tokens:
             self.finish_reason = FinishReason.LENGTH
         return self.finish_reason
 
