@@ -64,7 +64,7 @@ class StopMatcher:
             end, _, self.matched = min(found)
             self._held = ""
             return text[:end] if self._include_stop else text[: end - len(self.matched)]
-        certain = min((_start_of_partial(text, stop) for stop in self._stops), default=len(text))
+        certain = min((start_of_partial(text, stop) for stop in self._stops), default=len(text))
         self._held = text[certain:]
         return text[:certain]
 
@@ -73,8 +73,8 @@ class StopMatcher:
         return self._held
 
 
-def _start_of_partial(text: str, stop: str) -> int:
-    """Where the longest end of `text` begins that is a start of `stop`; len(text) when there is none."""
+def start_of_partial(text: str, stop: str) -> int:
+    """Where the longest end of `text` begins that is a start of `stop`, not all of it; len(text) when there is none."""
     begin = max(0, len(text) - len(stop) + 1)
     while (begin := text.find(stop[0], begin)) >= 0:
         if stop.startswith(text[begin:]):
