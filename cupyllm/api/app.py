@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from cupyllm.api import chat, completions, health, models, tokenize
+from cupyllm.api import chat, completions, health, models, openapi, tokenize
 from cupyllm.api.errors import routing_error
 from cupyllm.api.middleware import AccessCheck, Errors, RequestIds
 from cupyllm.api.state import ServerState
@@ -21,18 +21,28 @@ from cupyllm.config import ServerConfig
 from cupyllm.errors import ConfigError
 from cupyllm.startup import LoadedModel
 
+_FAMILIES = (chat, completions, tokenize, models, health, openapi)
+
 
 def make_app(loaded: LoadedModel, config: ServerConfig) -> Starlette:
     """The server's application; the engine thread starts and ends with it. Raises ConfigError for unusable API keys."""
+    keys = _read_api_keys(config.api_key_env)
     worker = EngineWorker(loaded.engine, watchdog_seconds=config.watchdog_seconds)
     app = Starlette(
-        routes=[*chat.routes(), *completions.routes(), *tokenize.routes(), *models.routes(), *health.routes()],
-        middleware=_middleware(config),
+        routes=[
+            *chat.routes(),
+            *completions.routes(),
+            *tokenize.routes(),
+            *models.routes(),
+            *health.routes(),
+            *openapi.routes(),
+        ],
+        middleware=_middleware(config, keys),
         exception_handlers={HTTPException: routing_error},
         lifespan=_engine_thread,
     )
     app.router.redirect_slashes = False  # a wrong path is a 404, not a redirect that drops the body
-    app.state.server = ServerState(config, loaded, worker, created=int(time.time()))
+    app.state.server = ServerState(config, loaded, worker, created=int(time.time()), needs_key=bool(keys))
     return app
 
 
@@ -44,7 +54,7 @@ async def _engine_thread(app: Starlette) -> AsyncIterator[None]:
     await worker.stop()
 
 
-def _middleware(config: ServerConfig) -> list[Middleware]:
+def _middleware(config: ServerConfig, keys: tuple[bytes, ...]) -> list[Middleware]:
     cors = Middleware(
         CORSMiddleware,
         allow_origins=config.cors_origins,
@@ -56,7 +66,7 @@ def _middleware(config: ServerConfig) -> list[Middleware]:
         Middleware(RequestIds),
         *([cors] if config.cors_origins else []),
         Middleware(Errors),
-        Middleware(AccessCheck, keys=_read_api_keys(config.api_key_env), host=config.host),
+        Middleware(AccessCheck, keys=keys, host=config.host),
     ]
 
 

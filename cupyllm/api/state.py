@@ -22,6 +22,7 @@ class ServerState:
     loaded: LoadedModel
     worker: EngineWorker
     created: int  # seconds since 1970
+    needs_key: bool
 
     @property
     def model_name(self) -> str:

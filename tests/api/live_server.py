@@ -17,10 +17,12 @@ import openai
 import uvicorn
 
 from cupyllm.api.app import make_app
+from cupyllm.api.openapi import document
 from cupyllm.api.serve import bind_socket, uvicorn_options
 from cupyllm.api.worker import EngineWorker
 from cupyllm.config import ServerConfig
 from cupyllm.startup import LoadedModel, load_engine
+from tests.api.described import Description
 from tests.qwen_tokenizer import QWEN3_TEMPLATE, QWEN3_TOKENS, tokenizer_json, write_tokenizer_folder
 from tests.tiny_checkpoint import write_tiny_checkpoint
 
@@ -81,7 +83,8 @@ def run_server(
     try:
         wait_until(lambda: server.started, "the server listens")
         routes = tuple((method, route.path) for route in app.routes for method in sorted(route.methods))
-        with httpx.Client(timeout=30) as http:
+        description = Description(document(app.routes, needs_key=False, strict=config.strict_parameters))
+        with httpx.Client(timeout=30, event_hooks={"response": [description.check]}) as http:
             yield LiveServer(listener.getsockname()[1], loaded, app.state.server.worker, routes, http)
     finally:
         server.should_exit = True
@@ -104,7 +107,11 @@ def frames(response: httpx.Response) -> list[Any]:
     events = [event for event in response.text.split("\n\n") if not event.startswith(":")]
     assert events.pop() == "", "the last event must end with a blank line"
     assert all(event.startswith("data: ") and "\n" not in event for event in events)
-    return [event[6:] if event == "data: [DONE]" else json.loads(event[6:]) for event in events]
+    values = [event[6:] if event == "data: [DONE]" else json.loads(event[6:]) for event in events]
+    for value in values:
+        if value != "[DONE]":
+            response.extensions["description"].check_event(value, response.request.url.path)
+    return values
 
 
 @contextmanager

@@ -282,7 +282,7 @@ def test_many_leave_at_random_points_and_nothing_stays(faulty: Faulty, caplog: p
         body = LONG | {"stream": number % 2 == 0}
         try:
             with server.http.stream("POST", server.url + TEXT, json=body, timeout=0.02 + number % 7 / 100) as response:
-                for received, _ in enumerate(response.iter_raw()):
+                for received, _ in enumerate(response.iter_bytes()):
                     if received == number % 5:
                         return
         except httpx.TimeoutException:

@@ -6,10 +6,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from cupyllm.api.protocol.shared import Ignored, NotYet, SharedRequest, StrictModel
+from cupyllm.api.protocol.messages import Message
+from cupyllm.api.protocol.shared import Ignored, NotYet, SharedRequest, ShownAs, StrictModel
 from cupyllm.errors import RequestError
 
 MAX_MESSAGES = 2048
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class ChatTemplateKwargs(StrictModel):
@@ -21,7 +23,7 @@ class ChatTemplateKwargs(StrictModel):
 class ChatRequest(SharedRequest):
     """A conversation to be answered. messages.py says which messages are accepted."""
 
-    messages: Annotated[list[Any], Field(json_schema_extra={"maxItems": MAX_MESSAGES})]
+    messages: Annotated[list[Any], ShownAs(Messages)]
     chat_template_kwargs: ChatTemplateKwargs | None = None
 
     best_of: Annotated[Any, NotYet((1,))] = None

@@ -17,7 +17,7 @@ import logging
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
 
 from cupyllm.errors import RequestError
 from cupyllm.sampling import MAX_STOP_STRINGS, SamplingParams
@@ -33,6 +33,9 @@ class NotYet:
 
     neutral: tuple[Any, ...] = ()
 
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return {"enum": [*self.neutral, None], "description": "not supported yet: only what asks for nothing"}
+
 
 def asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
     """Whether a value is one of `neutral`; 0 and 0.0 are the same, but not false."""
@@ -42,6 +45,20 @@ def asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
 @dataclass(frozen=True)
 class NoEffect:
     """Marks a field that is accepted and changes nothing."""
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        return {"description": "accepted, without effect"}
+
+
+@dataclass(frozen=True)
+class ShownAs:
+    """Marks a field that is checked elsewhere, and gives the type that says what is accepted there."""
+
+    kind: Any
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        shown: dict[str, Any] = handler(TypeAdapter(self.kind).core_schema)
+        return shown
 
 
 Ignored = Annotated[Any, NoEffect()]

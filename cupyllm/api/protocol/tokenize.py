@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from cupyllm.api.protocol.chat import MAX_MESSAGES, ChatTemplateKwargs, check_number_of_messages
-from cupyllm.api.protocol.shared import NotYet, StrictModel
+from cupyllm.api.protocol.chat import ChatTemplateKwargs, Messages, check_number_of_messages
+from cupyllm.api.protocol.shared import NotYet, ShownAs, StrictModel
 from cupyllm.errors import RequestError
 
 _SOURCES = ("prompt", "content", "messages")
@@ -20,7 +20,7 @@ class TokenizeRequest(StrictModel):
     model: str | None = None
     prompt: Annotated[str | None, Field(description="a raw text; that of a control token becomes this token")] = None
     content: Annotated[str | None, Field(description="llama.cpp's name for `prompt`")] = None
-    messages: Annotated[list[Any], Field(json_schema_extra={"maxItems": MAX_MESSAGES})] | None = None
+    messages: Annotated[list[Any] | None, ShownAs(Messages)] = None
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: ChatTemplateKwargs | None = None
     add_generation_prompt: bool | None = None
