@@ -24,7 +24,8 @@ from record import Row, finish
 from cupyllm.batch import BatchBuilder
 from cupyllm.page_allocator import PageAllocator
 from cupyllm.prefix_cache import PrefixCache
-from cupyllm.sampling import SamplingParams, build_sampling_batch
+from cupyllm.sampling import SamplingParams
+from cupyllm.sampling_batch import build_sampling_batch
 from cupyllm.scheduler import Scheduler
 from cupyllm.sequence import Sequence
 

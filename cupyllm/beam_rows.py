@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cupyllm.beam_search import BeamSearch, Continuation
-from cupyllm.sampling import SampleResult
+from cupyllm.sampling_batch import SampleResult
 from cupyllm.scheduler import Scheduler
 from cupyllm.sequence import FinishReason, Sequence
 

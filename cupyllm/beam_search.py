@@ -44,6 +44,8 @@ class BeamParams:
             raise RequestError("length_penalty must be a number from -10 to 10", param="length_penalty")
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise RequestError('early_stopping must be true, false or "never"', param="early_stopping")
+        if self.max_tokens == 0:
+            raise RequestError("max_tokens must be 1 or more for a beam search", param="max_tokens")
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ thread.
 
 from __future__ import annotations
 
+import logging
 import secrets
-from collections.abc import Iterator
+import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,62 +29,24 @@ from cupyllm.config import EngineConfig
 from cupyllm.device import Array, Device
 from cupyllm.errors import ContextLengthError, QueueFullError, RequestError
 from cupyllm.kv_cache import KVCache
-from cupyllm.model import Model, forward
+from cupyllm.model import Model, forward, logits
 from cupyllm.model_config import GenerationDefaults
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.page_allocator import PageAllocator
 from cupyllm.plan import Plan
 from cupyllm.prefix_cache import PrefixCache
-from cupyllm.sampling import MAX_LOGPROBS, SampleResult, SamplingBatchBuilder, SamplingParams
+from cupyllm.prompt_reader import PromptReader
+from cupyllm.prompt_readout import Pooling, PromptReadout
+from cupyllm.sampling import MAX_LOGPROBS, SamplingParams
+from cupyllm.sampling_batch import SampleResult, SamplingBatchBuilder
 from cupyllm.scheduler import Scheduler
 from cupyllm.sequence import FinishReason, Sequence
+from cupyllm.step_result import StepResult
+from cupyllm.token_guide import AllowedIds
+
+log = logging.getLogger(__name__)
 
 NO_IDS: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """Log-probability of a chosen token and of the most likely ones, (id, logprob), most likely first."""
-
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True)
-class TokenEvent:
-    """What a step gave one sequence: a token (None if it failed), and the reason if that was its last."""
-
-    sequence: Sequence
-    token_id: int | None
-    logprobs: TokenLogprobs | None
-    finish_reason: FinishReason | None
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What a step gave: one token for each of `sequences`, -1 for one that failed, and searches that have ended.
-
-    Iterating gives TokenEvents; the tokens of beams are only known when their search has ended.
-    """
-
-    sequences: list[Sequence] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    sampled: SampleResult | None = None
-    beams: frozenset[int] = frozenset()  # ids of the sequences among them that belong to a search
-    ended_searches: list[BeamSearch] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.sequences)
-
-    def __iter__(self) -> Iterator[TokenEvent]:
-        for row, (sequence, token_id) in enumerate(zip(self.sequences, self.token_ids, strict=True)):
-            if sequence.id in self.beams:
-                continue
-            if token_id < 0:
-                yield TokenEvent(sequence, None, None, FinishReason.ERROR)
-            else:
-                logprobs = _logprobs(sequence, self.sampled, row)
-                yield TokenEvent(sequence, token_id, logprobs, sequence.finish_reason)
 
 
 @dataclass(frozen=True)
@@ -136,6 +99,8 @@ class Engine:
         self._beams = BeamRows(self.scheduler, self._new_id)
         self._batches = BatchBuilder(cache.page_size)
         self._sampling = SamplingBatchBuilder(vocab_limit)
+        self._prompts = PromptReader(ops, model, device, vocab_limit)
+        self._vocab_limit = vocab_limit
 
     @property
     def has_work(self) -> bool:
@@ -178,10 +143,23 @@ class Engine:
                 "try again later"
             )
         first, *others = [self._make_sequence(prompt_ids, one, priority, cache_salt) for one in params]
+        if params[0].prompt_logprobs is not None:
+            first.readout = PromptReadout(params[0].prompt_logprobs)
+            for other in others:
+                other.readout = first.readout
         if others:
             self._unforked[first.id] = others
         self.scheduler.add(first)
         return [first, *others]
+
+    def add_embedding(self, prompt_ids: Seq[int], pooling: Pooling, *, priority: int = 0) -> Sequence:
+        """Queue a prompt to be read into one vector; it is `readout.embedding` when the sequence has ended.
+
+        Raises what `add` raises.
+        """
+        sequence = self.add(prompt_ids, SamplingParams(max_tokens=0), priority=priority)
+        sequence.readout = PromptReadout(pooling=pooling)
+        return sequence
 
     def add_beams(
         self, prompt_ids: Seq[int], beam: BeamParams, *, priority: int = 0, cache_salt: str = ""
@@ -210,7 +188,7 @@ class Engine:
         search = BeamSearch(
             beam,
             frozenset((*end_ids, *beam.stop_token_ids)),
-            beam.max_tokens or self.max_model_len - len(prompt_ids),
+            self._max_tokens(beam.max_tokens, prompt_ids),
             len(prompt_ids),
         )
         if search.num_offers > MAX_LOGPROBS:
@@ -228,16 +206,19 @@ class Engine:
         if not plan:
             return StepResult()
         self._copy_pages(plan)
-        batch = self._upload(self._batches.build(plan))
-        logits = forward(self.ops, self.model, self.cache, batch)
+        host_batch = self._batches.build(plan)
+        batch = self._upload(host_batch)
+        hidden = forward(self.ops, self.model, self.cache, batch)
+        self._read_prompts(plan, host_batch, hidden)
         self.scheduler.commit(plan)
-        sequences = self._fork(plan)
+        sequences, rows, ended = self._next_of(plan)
         if not sequences:
-            return StepResult()
-        if len(sequences) > len(batch.logit_rows):
-            logits = self._repeat_rows(logits, plan, sequences)
-        sampled = self.ops.sample(logits, self._sampling.build(sequences))
-        return self._commit(sequences, sampled)
+            return StepResult(ended_prompts=ended)
+        scores = logits(self.ops, self.model, hidden, batch.logit_rows)
+        if rows is not None:
+            scores = self.ops.embedding(self.device.upload(np.array(rows, np.int32)), scores)
+        sampled = self.ops.sample(scores, self._sampling.build(sequences))
+        return self._commit(sequences, sampled, ended)
 
     def abort(self, sequence: Sequence, reason: FinishReason = FinishReason.ABORT) -> None:
         """End a sequence now and let its pages go. Aborting a finished one does nothing."""
@@ -274,12 +255,19 @@ class Engine:
             num_prompt_tokens=len(prompt_ids),
             params=params,
             seed=self._fresh_seed() if params.seed is None else params.seed % 2**64,
-            max_tokens=params.max_tokens or self.max_model_len - len(prompt_ids),
+            max_tokens=self._max_tokens(params.max_tokens, prompt_ids),
             end_token_ids=frozenset((*end_ids, *params.stop_token_ids)),
             priority=priority,
             cache_salt=cache_salt,
         )
+        if params.guide is not None:
+            sequence.guide = params.guide.start()
+        elif params.allowed_token_ids is not None:
+            sequence.guide = AllowedIds(params.allowed_token_ids)
         return sequence
+
+    def _max_tokens(self, asked: int | None, prompt_ids: Seq[int]) -> int:
+        return self.max_model_len - len(prompt_ids) if asked is None else asked
 
     def _new_id(self) -> int:
         self._next_id += 1
@@ -294,31 +282,46 @@ class Engine:
         for keys, values in zip(self.cache.keys, self.cache.values, strict=True):
             self.ops.copy_pages(keys, values, sources, copies)
 
-    def _fork(self, plan: Plan) -> list[Sequence]:
-        """The sequences that get a token in this step: the decode rows, then those whose prompt has been computed.
+    def _read_prompts(self, plan: Plan, batch: Batch, hidden: Array) -> None:
+        """Note when prompts begin and end, and read what their requests want of them."""
+        if not plan.prompts:
+            return
+        now = time.monotonic()
+        for chunk, first_row in zip(plan.prompts, batch.query_starts[plan.num_decodes :].tolist(), strict=False):
+            sequence = chunk.sequence
+            sequence.started_at = sequence.started_at or now
+            if chunk.reaches_end:
+                sequence.first_token_at = sequence.first_token_at or now
+            self._prompts.read(chunk, hidden, first_row)
 
-        A prompt that was computed for several answers is forked here: each of them gets a token of its own.
+    def _next_of(self, plan: Plan) -> tuple[list[Sequence], list[int] | None, list[Sequence]]:
+        """The sequences that get a token in this step, the row of logits of each, and those that end without one.
+
+        Those are the decode rows, then the prompts that have been computed. A prompt that was computed for several
+        answers is forked here, and they share its row. The rows are None where each sequence has its own, in order.
         """
-        sequences = plan.decodes
-        ended = [chunk.sequence for chunk in plan.prompts if chunk.reaches_end]
-        for sequence in ended:
+        if not any(chunk.reaches_end for chunk in plan.prompts):
+            return plan.decodes, None, []
+        sequences, rows = list(plan.decodes), list(range(plan.num_decodes))
+        ended: list[Sequence] = []
+        computed = [chunk.sequence for chunk in plan.prompts if chunk.reaches_end]
+        for row, sequence in enumerate(computed, start=plan.num_decodes):
             others = self._unforked.pop(sequence.id, [])
+            if sequence.max_tokens == 0:
+                ended += [sequence, *others]
+                continue
             for other in others:
+                other.started_at, other.first_token_at = sequence.started_at, sequence.first_token_at
                 self.scheduler.fork(sequence, other)
-            sequences = [*sequences, sequence, *others]
-        return sequences
+            sequences += [sequence, *others]
+            rows += [row] * (1 + len(others))
+        for sequence in ended:
+            sequence.finish_reason = FinishReason.LENGTH
+            self.scheduler.remove(sequence)
+        return sequences, None if rows == list(range(plan.num_decodes + len(computed))) else rows, ended
 
-    def _repeat_rows(self, logits: Array, plan: Plan, sequences: list[Sequence]) -> Array:
-        """One row of logits for each of `sequences`: those that were forked share their prompt's row."""
-        rows, row = [], -1
-        ended = {chunk.sequence.id for chunk in plan.prompts if chunk.reaches_end}
-        for place, sequence in enumerate(sequences):
-            row += place < len(plan.decodes) or sequence.id in ended
-            rows.append(row)
-        return self.ops.embedding(self.device.upload(np.array(rows, np.int32)), logits)
-
-    def _commit(self, sequences: list[Sequence], sampled: SampleResult) -> StepResult:
-        sampled = SampleResult(*(self.device.download(array) for array in vars(sampled).values()))
+    def _commit(self, sequences: list[Sequence], sampled: SampleResult, ended: list[Sequence]) -> StepResult:
+        sampled = SampleResult(**{name: self.device.download(array) for name, array in vars(sampled).items()})
         token_ids = sampled.token_ids.tolist()
         beams = frozenset(sequence.id for sequence in sequences if sequence in self._beams) if self._beams else NO_IDS
         for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True)):
@@ -328,7 +331,18 @@ class Engine:
                 self.abort(sequence, FinishReason.ERROR)
             elif sequence.append(token_id) is not None:
                 self.scheduler.remove(sequence)
-        return StepResult(sequences, token_ids, sampled, beams, self._beams.advance() if beams else [])
+            elif sequence.guide is not None:
+                self._advance_guide(sequence, token_id)
+        searches = self._beams.advance() if beams else []
+        return StepResult(sequences, token_ids, sampled, beams, searches, ended)
+
+    def _advance_guide(self, sequence: Sequence, token_id: int) -> None:
+        assert sequence.guide is not None
+        try:
+            sequence.guide.advance(token_id)
+        except Exception:
+            log.exception("a guide failed; its sequence ends with an error")
+            self.abort(sequence, FinishReason.ERROR)
 
     def check(self, prompt_ids: Seq[int], params: SamplingParams) -> None:
         """Refuse what can never be served: raises RequestError naming the field. Any thread may call it."""
@@ -336,11 +350,17 @@ class Engine:
             raise RequestError("the prompt is empty: at least one token is needed", param="prompt")
         self._check_ids(prompt_ids, "prompt", "prompt token {place}")
         self._check_ids(params.stop_token_ids, "stop_token_ids", "stop_token_ids entry {place}")
-        asked = len(prompt_ids) + (params.max_tokens or 1)
+        self._check_ids(tuple(params.logit_bias or ()), "logit_bias", "logit_bias key {place}")
+        allowed = params.allowed_token_ids
+        self._check_ids(allowed or (), "allowed_token_ids", "allowed_token_ids entry {place}")
+        if allowed is not None and min(allowed) >= self._vocab_limit:
+            raise RequestError("allowed_token_ids holds no id that has a token", param="allowed_token_ids")
+        output = 1 if params.max_tokens is None else params.max_tokens
+        asked = len(prompt_ids) + output
         if asked > self.max_model_len:
             raise ContextLengthError(
-                f"the context holds {self.max_model_len} tokens, but {asked} were asked for: "
-                f"{len(prompt_ids)} in the prompt and {params.max_tokens or 'at least 1'} to generate; "
+                f"the context holds {self.max_model_len} tokens, but {asked} were asked for: {len(prompt_ids)} in the "
+                f"prompt and {'at least 1' if params.max_tokens is None else output} to generate; "
                 "shorten the prompt or lower max_tokens",
                 param="prompt",
             )
@@ -363,11 +383,3 @@ class Engine:
         if self.config.seed is None:
             return secrets.randbits(64)
         return int(self._seeds.integers(2**64, dtype=np.uint64))
-
-
-def _logprobs(sequence: Sequence, sampled: SampleResult | None, row: int) -> TokenLogprobs | None:
-    count = sequence.params.logprobs
-    if count is None or sampled is None:
-        return None
-    ids, values = sampled.top_ids[row, :count].tolist(), sampled.top_logprobs[row, :count].tolist()
-    return TokenLogprobs(float(sampled.logprobs[row]), tuple(zip(ids, values, strict=True)))

@@ -10,20 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tqdm import tqdm
 
 from cupyllm.beam_search import BeamParams, BeamSearch
 from cupyllm.config import EngineConfig, load_config
-from cupyllm.engine import TokenEvent, TokenLogprobs
 from cupyllm.errors import EngineError, RequestError
 from cupyllm.messages import normalise_messages
 from cupyllm.output import OutputText
 from cupyllm.sampling import SamplingParams
+from cupyllm.sampling_batch import TokenLogprobs
 from cupyllm.sequence import FinishReason
 from cupyllm.startup import load_engine
+from cupyllm.step_result import TokenEvent
 from cupyllm.tokenizer import Tokenizer
 
 _DAMAGED = "the model gave no finite logits; the checkpoint or its dtype is damaged"
@@ -41,10 +42,14 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt as token ids, and its n answers."""
+    """A prompt as token ids, and its n answers.
+
+    `prompt_logprobs` is None unless they were asked for; the first token of a prompt has none.
+    """
 
     prompt_token_ids: tuple[int, ...]
     outputs: tuple[CompletionOutput, ...]
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 @dataclass
@@ -55,8 +60,12 @@ class _Pending:
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
     def push(self, event: TokenEvent) -> None:
+        readout = event.sequence.readout
+        if readout is not None and readout.num_logprobs is not None and self.prompt_logprobs is None:
+            self.prompt_logprobs = tuple(readout.logprobs)
         self.pieces.append(self.text.push(event))
         if event.token_id is not None:
             self.token_ids.append(event.token_id)
@@ -140,15 +149,16 @@ class LLM:
         return self.chat_template.encode(normalise_messages(messages), tools=tools)
 
     def _run(self, prompts: list[list[int]], params: list[SamplingParams], show_progress: bool) -> list[RequestOutput]:
+        params = [replace(one, bad_word_ids=self.tokenizer.bad_word_ids(one.bad_words)) for one in params]
         for prompt_ids, one in zip(prompts, params, strict=True):  # refuse before anything has run
             self.engine.check(prompt_ids, one)
             if one.n > self.config.max_waiting:
                 raise RequestError(f"n is {one.n}, but at most {self.config.max_waiting} (max_waiting) wait", param="n")
-        pending = [[_Pending(OutputText(self.tokenizer, one.stop)) for _ in range(one.n)] for one in params]
+        pending = [[_Pending(OutputText(self.tokenizer, one)) for _ in range(one.n)] for one in params]
         num_answers = sum(map(len, pending))
         self._exhaust(self._finish(prompts, params, pending), num_answers, show_progress and len(prompts) > 1)
         return [
-            RequestOutput(tuple(prompt_ids), tuple(map(_as_output, answers)))
+            RequestOutput(tuple(prompt_ids), tuple(map(_as_output, answers)), answers[0].prompt_logprobs)
             for prompt_ids, answers in zip(prompts, pending, strict=True)
         ]
 

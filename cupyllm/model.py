@@ -34,12 +34,23 @@ def make_model(config: ModelConfig, weights: ModelWeights, device: Device, *, nu
 
 
 def forward(ops: ReferenceOps, model: Model, cache: KVCache, batch: Batch) -> Array:
-    """Run one step: write its keys and values into the cache, return the logits of batch.logit_rows: (R, V) float32."""
+    """Run one step: write its keys and values into the cache, return the residual stream after all layers: (T, C)
+    float32.
+    """
     x = ops.embedding(batch.token_ids, model.weights.embedding)  # (T, C)
     for layer in range(model.config.num_layers):
         x = decoder_layer(ops, model, layer, x, cache, batch)
-    final_norm = Norm(model.weights.final_norm, model.config.rms_norm_eps)
-    return ops.logits(x, model.weights.lm_head, rows=batch.logit_rows, norm=final_norm)
+    return x
+
+
+def logits(ops: ReferenceOps, model: Model, hidden: Array, rows: Array) -> Array:
+    """The scores of all tokens to come after the chosen rows of what `forward` gave: (T, C), (R,) -> (R, V) float32."""
+    return ops.logits(hidden, model.weights.lm_head, rows=rows, norm=final_norm(model))
+
+
+def final_norm(model: Model) -> Norm:
+    """The norm between the last layer and the output head."""
+    return Norm(model.weights.final_norm, model.config.rms_norm_eps)
 
 
 def decoder_layer(ops: ReferenceOps, model: Model, layer: int, x: Array, cache: KVCache, batch: Batch) -> Array:

@@ -1,28 +1,27 @@
-"""How a request wants its tokens chosen: the user's parameters, checked, and the arrays the sampling op reads.
+"""How a request wants its tokens chosen: the user's parameters, checked.
 
-The op itself is `ReferenceOps.sample` (ops/reference.py) and its CUDA twin. Order of work, as in Hugging Face's
-transformers: repetition penalty, temperature, top-k, top-p, min-p, then one draw.
+sampling_batch.py lays them out as arrays; the op that reads these is `ReferenceOps.sample` and its CUDA twin.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
 
 from cupyllm.errors import RequestError
 from cupyllm.model_config import GenerationDefaults
+from cupyllm.token_guide import Guide
 
 MAX_STOP_STRINGS = 4
 MAX_STOP_CHARACTERS = 256
 MAX_LOGPROBS = 20
 MAX_ANSWERS = 16
-# Below this a division by the temperature could overflow; the result would be greedy anyway.
-GREEDY_BELOW = 1e-4
-_NO_IDS = np.empty(0, np.int32)
+MAX_LOGIT_BIASES = 1024
+MAX_STOP_TOKEN_IDS = 128
+MAX_BAD_WORDS = 128
 
 
 @dataclass(frozen=True)
@@ -34,14 +33,25 @@ class SamplingParams:
     top_p               keep the most likely tokens that together reach this probability; in (0, 1]
     min_p               drop tokens less likely than this share of the most likely one; in [0, 1]
     repetition_penalty  above 1 makes tokens of prompt and output less likely (Keskar et al., CTRL, 2019)
+    presence_penalty    subtracted from the logits of tokens in the output; from -2 to 2
+    frequency_penalty   the same, times how often the token is in the output; from -2 to 2
+    logit_bias          token id -> number from -100 to 100 that is added to its logit; up to 1024 of them
+    allowed_token_ids   only these may be chosen
+    bad_words           texts that the output must not hold; up to 128. An engine looks at `bad_word_ids` instead:
+                        their token ids, as `Tokenizer.bad_word_ids` gives them
+    guide               what may come next, decided anew for every token, such as by a JSON schema; replaces
+                        allowed_token_ids, and min_tokens waits where it lets only an end token follow
     seed                any whole number from -2**63 to 2**64-1; the same seed gives the same tokens alone and in
                         any batch
-    max_tokens          at most this many output tokens; None is all that fits
+    max_tokens          at most this many output tokens; None is all that fits, 0 only reads the prompt
+    min_tokens          no end token, stop token or stop string counts before so many output tokens
     stop                up to 4 strings that end the text; they are not part of it
     stop_token_ids      token ids that end the output like an end token
+    include_stop_str_in_output   keep the stop string that ended the text
     ignore_eos          keep going after an end token
     logprobs            None, or how many of the most likely tokens to report beside the chosen one (0 to 20); the
                         values are of the model's own distribution, before penalties and temperature
+    prompt_logprobs     the same for every token of the prompt but the first, which follows nothing
     n                   how many answers to each prompt, 1 to 16; the prompt is computed once. An engine runs single
                         answers and does not look at it: `split` makes them
 
@@ -53,15 +63,46 @@ class SamplingParams:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()
+    guide: Guide | None = None
     seed: int | None = None
     max_tokens: int | None = None
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     n: int = 1
 
     def __post_init__(self) -> None:
+        self._check_numbers()
+        self._check_limits()
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} must be true or false, not {getattr(self, name)!r}", param=name)
+        # What is absent becomes empty, and what is a list a tuple, so that the engine finds one form.
+        object.__setattr__(self, "stop", _as_stop_strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _as_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS))
+        object.__setattr__(self, "logit_bias", _as_biases(self.logit_bias))
+        object.__setattr__(self, "bad_words", _as_bad_words(self.bad_words))
+        if self.allowed_token_ids is not None:
+            if self.guide is not None:
+                raise RequestError("allowed_token_ids cannot be used with a grammar", param="allowed_token_ids")
+            object.__setattr__(self, "allowed_token_ids", _as_ids("allowed_token_ids", self.allowed_token_ids, None))
+            if not self.allowed_token_ids:
+                raise RequestError("allowed_token_ids must not be empty", param="allowed_token_ids")
+
+    def _check_numbers(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty"):
+            object.__setattr__(self, name, 0.0 if getattr(self, name) is None else getattr(self, name))
+            _check_number(name, getattr(self, name), lambda v: -2 <= v <= 2, "a number from -2 to 2")
         _check_number("temperature", self.temperature, lambda v: 0 <= v <= 2, "a number from 0 to 2")
         _check_number("top_p", self.top_p, lambda v: 0 < v <= 1, "a number above 0 and at most 1")
         _check_number("min_p", self.min_p, lambda v: 0 <= v <= 1, "a number from 0 to 1")
@@ -70,16 +111,30 @@ class SamplingParams:
         )
         _check_whole("top_k", self.top_k, lambda v: -1 <= v < 2**31, "-1 or 0 (off), or a whole number of 1 or more")
         _check_whole("seed", self.seed, lambda v: -(2**63) <= v < 2**64, "a whole number from -2**63 to 2**64-1")
-        _check_whole("max_tokens", self.max_tokens, lambda v: v >= 1, "a whole number of 1 or more")
-        _check_whole(
-            "logprobs", self.logprobs, lambda v: 0 <= v <= MAX_LOGPROBS, f"a whole number from 0 to {MAX_LOGPROBS}"
-        )
-        object.__setattr__(self, "n", 1 if self.n is None else self.n)
+
+    def _check_limits(self) -> None:
+        for name, value in (("n", 1), ("min_tokens", 0)):
+            object.__setattr__(self, name, value if getattr(self, name) is None else getattr(self, name))
+        _check_whole("max_tokens", self.max_tokens, lambda v: v >= 0, "a whole number of 0 or more")
+        _check_whole("min_tokens", self.min_tokens, lambda v: v >= 0, "a whole number of 0 or more")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens is {self.min_tokens}, but max_tokens is {self.max_tokens}", param="min_tokens"
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _check_whole(name, value, lambda v: 0 <= v <= MAX_LOGPROBS, f"a whole number from 0 to {MAX_LOGPROBS}")
         _check_whole("n", self.n, lambda v: 1 <= v <= MAX_ANSWERS, f"a whole number from 1 to {MAX_ANSWERS}")
-        object.__setattr__(self, "stop", _as_stop_strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", _as_token_ids(self.stop_token_ids))
-        if not isinstance(self.ignore_eos, bool):
-            raise RequestError(f"ignore_eos must be true or false, not {self.ignore_eos!r}", param="ignore_eos")
+
+    @cached_property
+    def changes_logits(self) -> bool:
+        """Whether anything but the repetition penalty is to change the logits, now or in a later step."""
+        penalised = self.presence_penalty != 0 or self.frequency_penalty != 0
+        return penalised or bool(self.logit_bias or self.bad_word_ids or self.min_tokens or self.is_guided)
+
+    @property
+    def is_guided(self) -> bool:
+        return self.guide is not None or self.allowed_token_ids is not None
 
     def filled(self, defaults: GenerationDefaults) -> SamplingParams:
         """The same parameters with every None that has a default replaced by it."""
@@ -95,88 +150,6 @@ class SamplingParams:
         """
         seeds = [None if self.seed is None else (self.seed + k) % 2**64 for k in range(self.n)]
         return [replace(self, n=1, seed=seed) for seed in seeds]
-
-
-@dataclass(frozen=True)
-class SamplingBatch:
-    """The sampling parameters of R rows of logits, as arrays.
-
-    Penalised ids are ragged: row r owns penalty_ids[penalty_starts[r]:penalty_starts[r + 1]], each id once.
-    """
-
-    temperature: np.ndarray  # (R,) float32; 0 is greedy
-    top_k: np.ndarray  # (R,) int32; 0 is off
-    top_p: np.ndarray  # (R,) float32; 1 is off
-    min_p: np.ndarray  # (R,) float32; 0 is off
-    repetition_penalty: np.ndarray  # (R,) float32; 1 is off
-    penalty_starts: np.ndarray  # (R + 1,) int32
-    penalty_ids: np.ndarray  # (N,) int32
-    seeds: np.ndarray  # (R,) uint64
-    positions: np.ndarray  # (R,) int32, the token's place in its sequence: the counter of the random numbers
-    num_logprobs: int  # top tokens wanted by the row that wants most; -1 when none wants logprobs
-    vocab_limit: int  # ids from here on have no token and are never chosen
-
-
-class SampledSequence(Protocol):
-    """What sampling needs to know of a sequence (sequence.py)."""
-
-    token_ids: list[int]
-    distinct_ids: set[int]
-    params: SamplingParams
-    seed: int
-
-
-@dataclass(frozen=True)
-class SampleResult:
-    """What the sampling op answers for R rows. The logprob arrays are empty when none were asked for."""
-
-    token_ids: np.ndarray  # (R,) int32; -1 where a row held NaN or nothing finite
-    logprobs: np.ndarray  # (R,) float32, of the chosen token
-    top_ids: np.ndarray  # (R, num_logprobs) int32, most likely first
-    top_logprobs: np.ndarray  # (R, num_logprobs) float32
-
-
-class SamplingBatchBuilder:
-    """Lays the sampling parameters of sequences out as arrays; kept while the same sequences are sampled."""
-
-    def __init__(self, vocab_limit: int) -> None:
-        self._vocab_limit = vocab_limit
-        self._sequences: list[Any] = []
-        self._kept: SamplingBatch | None = None
-
-    def build(self, sequences: list[Any]) -> SamplingBatch:
-        """The arrays for the sequences (SampledSequence) whose next token is wanted, one row each."""
-        if self._kept is not None and sequences == self._sequences:
-            # Every one of them got a token since: only the counter of the random numbers has moved on.
-            self._kept = replace(self._kept, positions=self._kept.positions + np.int32(1))
-            return self._kept
-        batch = build_sampling_batch(sequences, vocab_limit=self._vocab_limit)
-        self._sequences = sequences
-        self._kept = None if len(batch.penalty_ids) else batch
-        return batch
-
-
-def build_sampling_batch(sequences: Sequence[SampledSequence], *, vocab_limit: int) -> SamplingBatch:
-    """The sampling parameters of the sequences whose next token is wanted, as arrays."""
-    params = [sequence.params for sequence in sequences]
-    penalised = [
-        np.fromiter(sequence.distinct_ids, np.int32) if sequence.params.repetition_penalty != 1.0 else _NO_IDS
-        for sequence in sequences
-    ]
-    wanted = [p.logprobs for p in params if p.logprobs is not None]
-    return SamplingBatch(
-        temperature=np.array([p.temperature for p in params], np.float32),
-        top_k=np.array([max(p.top_k or 0, 0) for p in params], np.int32),
-        top_p=np.array([p.top_p for p in params], np.float32),
-        min_p=np.array([p.min_p for p in params], np.float32),
-        repetition_penalty=np.array([p.repetition_penalty for p in params], np.float32),
-        penalty_starts=np.cumsum([0, *map(len, penalised)], dtype=np.int32),
-        penalty_ids=np.concatenate(penalised),
-        seeds=np.array([sequence.seed for sequence in sequences], np.uint64),
-        positions=np.array([len(sequence.token_ids) for sequence in sequences], np.int32),
-        num_logprobs=max(wanted, default=-1),
-        vocab_limit=vocab_limit,
-    )
 
 
 def _check_number(name: str, value: Any, holds: Any, expected: str) -> None:
@@ -207,13 +180,49 @@ def _as_stop_strings(stop: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _as_token_ids(ids: Any) -> tuple[int, ...]:
+def _as_ids(name: str, ids: Any, most: int | None) -> tuple[int, ...]:
     if ids is None:
         return ()
     whole = isinstance(ids, Sequence) and all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in ids)
-    if not whole or len(ids) > 128:
-        raise RequestError("stop_token_ids must be a list of at most 128 token ids", param="stop_token_ids")
+    if not whole or (most is not None and len(ids) > most):
+        limit = "" if most is None else f"at most {most} "
+        raise RequestError(f"{name} must be a list of {limit}token ids", param=name)
     return tuple(ids)
+
+
+def _as_biases(biases: Any) -> dict[int, float]:
+    """Token id -> bias. JSON can only have strings as keys, so those that are whole numbers count as ids."""
+    if biases is None:
+        return {}
+    if not isinstance(biases, Mapping):
+        raise RequestError("logit_bias must be an object that maps token ids to numbers", param="logit_bias")
+    if len(biases) > MAX_LOGIT_BIASES:
+        raise RequestError(
+            f"logit_bias may hold at most {MAX_LOGIT_BIASES} tokens, not {len(biases)}", param="logit_bias"
+        )
+    found: dict[int, float] = {}
+    for key, value in biases.items():
+        text = str(key)
+        if isinstance(key, bool) or not (text.isascii() and text.isdecimal() and len(text) <= 10):
+            raise RequestError(f"logit_bias has the key {_short(key)}, which is not a token id", param="logit_bias")
+        _check_number("logit_bias", value, lambda v: -100 <= v <= 100, "numbers from -100 to 100")
+        if value is None or int(text) in found:
+            problem = "no number" if value is None else "twice a bias"
+            raise RequestError(f"logit_bias has {problem} for token {text}", param="logit_bias")
+        found[int(text)] = float(value)
+    return found
+
+
+def _as_bad_words(words: Any) -> tuple[str, ...]:
+    if words is None:
+        return ()
+    texts = not isinstance(words, str) and isinstance(words, Sequence) and all(isinstance(word, str) for word in words)
+    if not texts or len(words) > MAX_BAD_WORDS or any(not 1 <= len(word) <= MAX_STOP_CHARACTERS for word in words):
+        raise RequestError(
+            f"bad_words must be a list of at most {MAX_BAD_WORDS} strings of 1 to {MAX_STOP_CHARACTERS} characters",
+            param="bad_words",
+        )
+    return tuple(words)
 
 
 def _short(value: Any) -> str:

@@ -252,9 +252,14 @@ class Scheduler:
     def _admit(self, sequence: Sequence) -> bool:
         """Take over the pages that the prefix cache knows and start running, if the rest fits too."""
         cache = self.prefix_cache
-        hits = [] if cache is None else cache.find(sequence.token_ids[:-1], sequence.cache_salt)
+        hits = (
+            []
+            if cache is None or sequence.readout is not None
+            else cache.find(sequence.token_ids[:-1], sequence.cache_salt)
+        )
         unheld = sum(not self.allocator.is_live(hit.page) for hit in hits)
-        wanted = self._pages_for(sequence.num_tokens + 1) - len(hits) + unheld
+        most = min(sequence.num_tokens + 1, sequence.most_tokens)
+        wanted = self._pages_for(most) - len(hits) + unheld
         promised = sum(self._pages_for(s.num_tokens) - len(s.page_table) for s in self.prefilling)
         if wanted + promised > self.allocator.num_available:
             return False

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from cupyllm.prefix_cache import CachedPage
+from cupyllm.prompt_readout import PromptReadout
 from cupyllm.sampling import SamplingParams
+from cupyllm.token_guide import TokenGuide
 
 
 class FinishReason(str, enum.Enum):
@@ -38,17 +40,23 @@ class Sequence:
     priority: int = 0  # lower runs first
     arrival: int | None = None  # the id of the sequence it was forked from, if it was; it ranks beside that
     cache_salt: str = ""  # only sequences with the same salt share cached pages
+    guide: TokenGuide | None = None  # what may come next, where that is restricted
+    readout: PromptReadout | None = None  # what is wanted of the prompt itself; then every prompt token is computed
     page_table: list[int] = field(default_factory=list)
     cached_pages: list[CachedPage] = field(default_factory=list)  # its full pages, as the prefix cache knows them
     num_computed: int = 0
     num_cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None before it is admitted
     num_preemptions: int = 0
     row: int | None = None  # its place in the decode batch, while it has one
+    started_at: float | None = None  # seconds of time.monotonic: its prompt began to run
+    first_token_at: float | None = None  # its prompt had been computed
     finish_reason: FinishReason | None = None
     most_tokens: int = field(init=False)  # prompt and output, when max_tokens is reached
     rank: tuple[int, int, int] = field(init=False)  # who goes first: lower priority, then earlier arrival (ids grow)
     _distinct_ids: set[int] = field(default_factory=set)
     _num_distinct_of: int = 0
+    _output_counts: dict[int, int] = field(default_factory=dict)
+    _num_counted: int = 0  # output tokens in _output_counts
 
     def __post_init__(self) -> None:
         self.most_tokens = self.num_prompt_tokens + self.max_tokens
@@ -81,6 +89,15 @@ class Sequence:
         self._distinct_ids.update(self.token_ids[self._num_distinct_of :])
         self._num_distinct_of = len(self.token_ids)
         return self._distinct_ids
+
+    @property
+    def output_counts(self) -> dict[int, int]:
+        """How often each id is in the output: what presence and frequency penalty look at."""
+        counts = self._output_counts
+        for token_id in self.token_ids[self.num_prompt_tokens + self._num_counted :]:
+            counts[token_id] = counts.get(token_id, 0) + 1
+        self._num_counted = self.num_output_tokens
+        return counts
 
     def append(self, token_id: int) -> FinishReason | None:
         """Add a sampled token, before which everything has been computed; returns the reason if it was the last."""

@@ -7,6 +7,7 @@ a request brings; each of its answers gets a guide of its own from it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import numpy as np
@@ -18,12 +19,15 @@ class TokenGuide(Protocol):
     def allow(self, words: np.ndarray) -> bool:
         """Write what may come next, and return True; False when anything may, and nothing was written.
 
-        words is (ceil(V / 32),) uint32; bit id % 32 of word id // 32 is set when the token may come. At least one
-        token must be allowed: where nothing may follow, the end token.
+        words is (ceil(N / 32),) uint32, all zero, where N is Tokenizer.num_tokens; bit id % 32 of word id // 32 is to
+        be set when the token may come. At least one token must be allowed: where nothing may follow, the end tokens.
+        A guide that allows none, or raises, ends its sequence with an error.
         """
 
     def advance(self, token_id: int) -> None:
-        """The token was chosen. It is one that `allow` allowed."""
+        """The token was chosen; it is one that `allow` allowed. Not called for the token that ends the sequence, so
+        an end token comes only where the request has ignore_eos.
+        """
 
 
 class Guide(Protocol):
@@ -31,3 +35,22 @@ class Guide(Protocol):
 
     def start(self) -> TokenGuide:
         """A guide at the beginning of an answer."""
+
+
+class AllowedIds:
+    """The guide of `allowed_token_ids`: the same few tokens at every place. It is its own start."""
+
+    def __init__(self, token_ids: Iterable[int]) -> None:
+        self._ids = np.unique(np.fromiter(token_ids, np.int64))
+
+    def start(self) -> AllowedIds:
+        return self
+
+    def allow(self, words: np.ndarray) -> bool:
+        """Ids that have no token are passed over."""
+        ids = self._ids[self._ids < 32 * len(words)]
+        np.bitwise_or.at(words, ids // 32, np.uint32(1) << (ids % 32).astype(np.uint32))
+        return True
+
+    def advance(self, token_id: int) -> None:
+        """Nothing changes."""

@@ -112,6 +112,11 @@ class Tokenizer:
         """A token as tokenizer.json spells it, in the alphabet of byte-level BPE; "" for an id without a token."""
         return (self._full.id_to_token(token_id) or "") if 0 <= token_id < self.num_tokens else ""
 
+    def bad_word_ids(self, words: Iterable[str]) -> tuple[tuple[int, ...], ...]:
+        """The token ids of each word as it is written at the start of a text and after a space."""
+        spellings = (ids for word in words for ids in (self.encode(word), self.encode(f" {word.lstrip()}")))
+        return tuple(dict.fromkeys(map(tuple, spellings)))
+
     def split_at_added_tokens(self, text: str) -> Iterator[tuple[str, int | None]]:
         """The pieces of `text` in order: (its text, its id) for an added token, (text, None) for what lies between."""
         end = 0

@@ -8,11 +8,12 @@ from typing import Any
 from cupyllm.checkpoint import Checkpoint
 from cupyllm.config import EngineConfig
 from cupyllm.device import HostDevice
-from cupyllm.engine import Engine, TokenEvent
+from cupyllm.engine import Engine
 from cupyllm.kv_cache import allocate_kv_cache
 from cupyllm.model import Model, make_model
 from cupyllm.model_config import GenerationDefaults, read_model_config
 from cupyllm.ops.reference import ReferenceOps
+from cupyllm.step_result import TokenEvent
 from cupyllm.weights import load_weights
 
 

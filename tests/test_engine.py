@@ -8,20 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupyllm.engine import Engine, TokenEvent
+from cupyllm.engine import Engine
 from cupyllm.errors import ContextLengthError, QueueFullError, RequestError
 from cupyllm.model import Model
 from cupyllm.model_config import GenerationDefaults
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.sampling import SamplingParams
 from cupyllm.sequence import FinishReason
+from cupyllm.step_result import TokenEvent
 from tests.engine_case import load_model, make_engine, run_to_end
 from tests.tiny_checkpoint import write_tiny_checkpoint
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 SEEDED = SamplingParams(temperature=1.0, seed=7, max_tokens=12, ignore_eos=True, top_p=0.95)
 PENALISED = SamplingParams(temperature=0.0, repetition_penalty=1.4, max_tokens=12, ignore_eos=True, logprobs=3)
-KINDS = {"greedy": GREEDY, "seeded": SEEDED, "penalised with logprobs": PENALISED}
+COUNTED = SamplingParams(
+    temperature=0.7, seed=3, presence_penalty=0.5, frequency_penalty=0.8, min_tokens=6, max_tokens=12, logit_bias={5: 4}
+)
+KINDS = {"greedy": GREEDY, "seeded": SEEDED, "penalised with logprobs": PENALISED, "counted": COUNTED}
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from cupyllm.beam_search import BeamParams
 from cupyllm.engine import Engine
 from cupyllm.kv_cache import allocate_kv_cache
 from cupyllm.messages import normalise_messages
-from cupyllm.model import forward
+from cupyllm.model import forward, logits
 from cupyllm.plan import Plan, PlannedChunk
 from cupyllm.sequence import Sequence
 from tests.golden_case import CASES, CHECKPOINT, NEEDS_CHECKPOINT
@@ -92,8 +92,8 @@ def all_logits(engine: Engine, ids: list[int]) -> np.ndarray:
     )
     sequence = Sequence(0, ids, len(ids), SamplingParams(), 0, 1, frozenset(), page_table=list(range(num_pages)))
     batch = BatchBuilder(page_size).build(Plan([], [PlannedChunk(sequence, 0, len(ids))], []))
-    batch = batch._replace(logit_rows=np.arange(len(ids), dtype=np.int32))
-    return forward(engine.ops, engine.model, cache, batch)
+    hidden = forward(engine.ops, engine.model, cache, batch)
+    return logits(engine.ops, engine.model, hidden, np.arange(len(ids), dtype=np.int32))
 
 
 @pytest.mark.parametrize("width", [2, 4])

@@ -254,8 +254,8 @@ def test_generation_config_does_not_apply_to_beams(folder: Path, tmp_path: Path)
         (["fine", ""], BEAMS, 1, "prompt"),
         (["fine", [5] * 1020], BEAMS, 1, "prompt"),
         ("a", replace(BEAMS, stop_token_ids=(-1,)), 1, "stop_token_ids"),
+        ("a", replace(BEAMS, max_tokens=-1), 1, "max_tokens"),
         ("a", replace(BEAMS, stop_token_ids=(1, 2, 3, 4, 5, 6)), 1, "beam_width"),
-        ("a", replace(BEAMS, max_tokens=0), 1, "max_tokens"),
     ],
 )
 def test_a_refused_search_leaves_nothing_behind(llm: LLM, prompts: Any, params: Any, n: Any, param: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from cupyllm.batch import BatchBuilder
 from cupyllm.device import HostDevice
 from cupyllm.kv_cache import allocate_kv_cache
-from cupyllm.model import Model, forward
+from cupyllm.model import Model, forward, logits
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.plan import Plan, PlannedChunk
 from cupyllm.sampling import SamplingParams
@@ -65,9 +65,10 @@ def logits_in_chunks(model: Model, prompts: list[list[int]], chunk_lengths: list
         ]
         if not chunks:
             break
-        logits = forward(ReferenceOps(), model, cache, BatchBuilder(PAGE_SIZE).build(Plan([], chunks, [])))
+        batch = BatchBuilder(PAGE_SIZE).build(Plan([], chunks, []))
+        scores = logits(ReferenceOps(), model, forward(ReferenceOps(), model, cache, batch), batch.logit_rows)
         ended = [chunk.sequence.id for chunk in chunks if chunk.reaches_end]
-        for sequence_id, row in zip(ended, logits, strict=True):
+        for sequence_id, row in zip(ended, scores, strict=True):
             results[sequence_id] = row
         for chunk in chunks:
             chunk.sequence.num_computed += chunk.length

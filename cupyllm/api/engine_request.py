@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from cupyllm.beam_search import BeamParams, BeamSearch
-from cupyllm.engine import Engine, TokenEvent
+from cupyllm.engine import Engine
 from cupyllm.errors import RequestError
 from cupyllm.sampling import SamplingParams
 from cupyllm.sequence import FinishReason, Sequence
+from cupyllm.step_result import TokenEvent
 
 # More answers or beams than this in one request are refused; prompts that are given one by one are not limited by it.
 MAX_SEQUENCES = 64

@@ -16,10 +16,10 @@ from starlette.requests import Request
 from cupyllm.api.engine_request import EngineRequest
 from cupyllm.api.live_request import LiveRequest
 from cupyllm.api.state import ServerState
-from cupyllm.engine import TokenEvent
 from cupyllm.errors import EngineError
 from cupyllm.output import OutputText
 from cupyllm.sequence import FinishReason
+from cupyllm.step_result import TokenEvent
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +55,12 @@ class _Choice:
 
     def push(self, number: int, event: TokenEvent) -> Delta | None:
         """The new text, or None while there is none to show. Raises EngineError when the model gave no token."""
-        if event.finish_reason is FinishReason.ERROR or event.token_id is None:
-            raise EngineError("the model gave no finite logits; the checkpoint or its dtype is damaged")
-        self.num_tokens += 1
-        self.sum_logprobs += 0.0 if event.logprobs is None else event.logprobs.logprob
-        self.unsent_ids.append(event.token_id)
+        if event.finish_reason is FinishReason.ERROR:
+            raise EngineError("no token could be chosen; the log says why, or the checkpoint or its dtype is damaged")
+        if event.token_id is not None:
+            self.num_tokens += 1
+            self.sum_logprobs += 0.0 if event.logprobs is None else event.logprobs.logprob
+            self.unsent_ids.append(event.token_id)
         text = self.text.push(event)
         reason = self.text.finish_reason
         if not text and reason is None:
@@ -74,9 +75,7 @@ class Generation:
     def __init__(self, state: ServerState, request: Request, live: LiveRequest) -> None:
         self._live = live
         self._choices = [
-            _Choice(OutputText(state.loaded.tokenizer, params.stop))
-            for params in live.asked.params
-            for _ in range(params.n)
+            _Choice(OutputText(state.loaded.tokenizer, params)) for params in live.asked.params for _ in range(params.n)
         ]
         self._request_id: str = request.state.request_id
         self._route = request.url.path
@@ -111,7 +110,7 @@ class Generation:
                 text="".join(delta.text for delta in parts),
                 token_ids=[token_id for delta in parts for token_id in delta.token_ids],
                 finish_reason=parts[-1].finish_reason or "",
-                mean_logprob=choice.sum_logprobs / choice.num_tokens,
+                mean_logprob=choice.sum_logprobs / max(choice.num_tokens, 1),
             )
             for choice, parts in zip(self._choices, deltas, strict=True)
         ]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cupyllm.api.engine_request import EngineRequest, EngineWork
-from cupyllm.engine import TokenEvent
+from cupyllm.step_result import TokenEvent
 
 # What the engine thread delivers first, once it has taken a request.
 ADMITTED = object()

@@ -26,8 +26,9 @@ from cupyllm.api.engine_request import EngineRequest
 from cupyllm.api.errors import UnavailableError
 from cupyllm.api.live_request import ADMITTED, LiveRequest
 from cupyllm.beam_search import BeamSearch
-from cupyllm.engine import Engine, EngineStats, StepResult, TokenEvent
+from cupyllm.engine import Engine, EngineStats
 from cupyllm.errors import EngineError
+from cupyllm.step_result import StepResult, TokenEvent
 
 log = logging.getLogger(__name__)
 

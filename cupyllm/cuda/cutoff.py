@@ -9,7 +9,7 @@ from cupyllm.cuda.group_maxima import num_groups
 from cupyllm.cuda.loader import Geometry, KernelLoader
 from cupyllm.device import Array
 from cupyllm.errors import DeviceError
-from cupyllm.sampling import GREEDY_BELOW
+from cupyllm.sampling_batch import GREEDY_BELOW
 
 CONSTANT_SETS: tuple[dict[str, int], ...] = ({},)
 MAX_REGISTERS = 64

@@ -19,7 +19,8 @@ import numpy as np
 from cupyllm.cuda import argmax, cutoff, draw, group_maxima, penalise, top_logprobs
 from cupyllm.cuda.loader import KernelLoader
 from cupyllm.device import Array
-from cupyllm.sampling import GREEDY_BELOW, SampleResult, SamplingBatch
+from cupyllm.errors import DeviceError
+from cupyllm.sampling_batch import GREEDY_BELOW, SampleResult, SamplingBatch, TopLogprobs
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class SamplingArrays:
 
 def upload_sampling(sampling: SamplingBatch, upload: Callable[[np.ndarray], Array]) -> SamplingArrays:
     """Put the parameters of a batch on the device, with at most one upload."""
+    if len(sampling.offset_ids) or len(sampling.masks):
+        raise DeviceError("penalties by count, biases and masks have no CUDA kernel yet")
     all_greedy = bool((sampling.temperature < GREEDY_BELOW).all())
     any_penalty = len(sampling.penalty_ids) > 0
     rows = None if all_greedy and not any_penalty else _upload_rows(sampling, upload)
@@ -67,13 +70,21 @@ def sample(loader: KernelLoader, logits: Array, sampling: SamplingArrays) -> Sam
     """
     N = min(logits.shape[1], sampling.vocab_limit)
     token_ids = _choose(loader, logits, N, sampling)
-    if sampling.num_logprobs < 0:
+    tops = token_logprobs(loader, logits, token_ids, sampling.num_logprobs, vocab_limit=N)
+    return SampleResult(token_ids=token_ids, **vars(tops))
+
+
+def token_logprobs(
+    loader: KernelLoader, logits: Array, token_ids: Array, count: int, *, vocab_limit: int
+) -> TopLogprobs:
+    """ReferenceOps.token_logprobs, with the result's arrays on the device."""
+    if count < 0:
         R = len(token_ids)
-        no_logprobs = loader.empty((0,), np.float32), loader.empty((R, 0), np.int32), loader.empty((R, 0), np.float32)
-        return SampleResult(token_ids, *no_logprobs)
+        empty = loader.empty((0,), np.float32), loader.empty((R, 0), np.int32), loader.empty((R, 0), np.float32)
+        return TopLogprobs(*empty)
+    N = min(logits.shape[1], vocab_limit)
     index = group_maxima.launch(loader, logits, N)
-    tops = top_logprobs.launch(loader, logits, N, index, token_ids, sampling.num_logprobs)
-    return SampleResult(token_ids, *tops)
+    return TopLogprobs(*top_logprobs.launch(loader, logits, N, index, token_ids, count))
 
 
 def _choose(loader: KernelLoader, logits: Array, N: int, sampling: SamplingArrays) -> Array:

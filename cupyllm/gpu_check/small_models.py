@@ -11,7 +11,7 @@ from cupyllm.config import EngineConfig
 from cupyllm.cuda.examples.case import EPSILON, to_floats
 from cupyllm.cuda.loader import KernelLoader
 from cupyllm.device import Array, Device, HostDevice
-from cupyllm.engine import Engine, TokenEvent
+from cupyllm.engine import Engine
 from cupyllm.figures import Row
 from cupyllm.kv_cache import allocate_kv_cache
 from cupyllm.model import make_model
@@ -20,6 +20,7 @@ from cupyllm.ops.cuda import CudaOps
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.sampling import SamplingParams
 from cupyllm.simulator.known_models import find_model
+from cupyllm.step_result import TokenEvent
 from cupyllm.weights import random_weights
 
 PROMPT_LENGTHS = (1, 5, 70, 16, 33)

@@ -31,7 +31,7 @@ from cupyllm.device import Array, Device
 from cupyllm.errors import DeviceError
 from cupyllm.model_config import ModelConfig
 from cupyllm.ops.reference import Norm, ReferenceOps
-from cupyllm.sampling import SampleResult, SamplingBatch
+from cupyllm.sampling_batch import SampleResult, SamplingBatch, TopLogprobs
 
 
 def check_model(config: ModelConfig, page_size: int) -> None:
@@ -146,6 +146,10 @@ class CudaOps(ReferenceOps):
     def sample(self, logits: Array, sampling: SamplingBatch) -> SampleResult:
         """The sampling kernels (cuda/sample.py); the result stays on the device"""
         return sample.sample(self.loader, logits, sample.upload_sampling(sampling, self._device.upload))
+
+    def token_logprobs(self, logits: Array, token_ids: Array, count: int, *, vocab_limit: int) -> TopLogprobs:
+        """group_maxima.cu and top_logprobs.cu; the result stays on the device"""
+        return sample.token_logprobs(self.loader, logits, token_ids, count, vocab_limit=vocab_limit)
 
     def _linear(self, call: LinearCall) -> Array:
         if call.tokens == 1:

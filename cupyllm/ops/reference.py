@@ -17,7 +17,7 @@ import numpy as np
 from cupyllm.batch import Batch
 from cupyllm.device import Array
 from cupyllm.ops.sample_reference import sample_row, top_logprobs
-from cupyllm.sampling import GREEDY_BELOW, SampleResult, SamplingBatch
+from cupyllm.sampling_batch import GREEDY_BELOW, SampleResult, SamplingBatch, TopLogprobs
 
 # What is larger than a CPU's cache is worked on in tiles of rows of about this many numbers (2 MiB).
 _NUMBERS_PER_TILE = 2**19
@@ -146,19 +146,29 @@ class ReferenceOps:
         NaN, gets token -1. The row's steps are in sample_reference.py.
         """
         logits = logits[:, : sampling.vocab_limit]
-        num_rows, num_top = len(logits), min(max(sampling.num_logprobs, 0), logits.shape[1])
-        token_ids = np.full(num_rows, -1, np.int32)
-        logprobs = np.zeros(num_rows if sampling.num_logprobs >= 0 else 0, np.float32)
+        token_ids = np.full(len(logits), -1, np.int32)
+        for r, row in enumerate(logits):
+            if np.isfinite(row.max()):  # max is NaN when any value is
+                plain = sampling.temperature[r] < GREEDY_BELOW and not sampling.changes_logits
+                token_ids[r] = row.argmax() if plain else sample_row(row, sampling, r)
+        tops = self.token_logprobs(logits, token_ids, sampling.num_logprobs, vocab_limit=sampling.vocab_limit)
+        return SampleResult(token_ids=token_ids, **vars(tops))
+
+    def token_logprobs(self, logits: Array, token_ids: Array, count: int, *, vocab_limit: int) -> TopLogprobs:
+        """Log-probability of one token of each row, and of the `count` most likely: (R, V), (R,) -> see TopLogprobs.
+
+        By the model's own distribution over the ids below vocab_limit. Where the token is -1 they are 0; a count of -1
+        asks for nothing.
+        """
+        logits = logits[:, :vocab_limit]
+        num_rows, num_top = len(logits), min(max(count, 0), logits.shape[1])
+        logprobs = np.zeros(num_rows if count >= 0 else 0, np.float32)
         top_ids = np.zeros((num_rows, num_top), np.int32)
         top_values = np.zeros((num_rows, num_top), np.float32)
-        for r, row in enumerate(logits):
-            if not np.isfinite(row.max()):  # max is NaN when any value is
-                continue
-            plain = sampling.temperature[r] < GREEDY_BELOW and sampling.repetition_penalty[r] == 1.0
-            token_ids[r] = row.argmax() if plain else sample_row(row, sampling, r)
-            if sampling.num_logprobs >= 0:
-                logprobs[r], top_ids[r], top_values[r] = top_logprobs(row, int(token_ids[r]), num_top)
-        return SampleResult(token_ids, logprobs, top_ids, top_values)
+        for r in range(len(logprobs)):
+            if token_ids[r] >= 0:
+                logprobs[r], top_ids[r], top_values[r] = top_logprobs(logits[r], int(token_ids[r]), num_top)
+        return TopLogprobs(logprobs, top_ids, top_values)
 
 
 def _matmul(x: np.ndarray, weight: np.ndarray) -> np.ndarray:

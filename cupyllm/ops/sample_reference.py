@@ -1,4 +1,4 @@
-"""Choosing one token from one row of logits: penalty, temperature, top-k, top-p, min-p, draw.
+"""Choosing one token from one row of logits: penalties, offsets and mask, then temperature, top-k, top-p, min-p, draw.
 
 The draw is the Gumbel-max trick: the largest of logit + Gumbel noise is a sample of the softmax, so no normalised
 probabilities and no running sum are needed, and every device that has the same noise picks the same token.
@@ -10,23 +10,40 @@ from __future__ import annotations
 import numpy as np
 
 from cupyllm.philox import token_uniforms
-from cupyllm.sampling import GREEDY_BELOW, SamplingBatch
+from cupyllm.sampling_batch import GREEDY_BELOW, SamplingBatch
 
 
 def sample_row(row: np.ndarray, sampling: SamplingBatch, r: int) -> int:
-    """The token for row r of a batch: row is (V,) float32, finite somewhere and without NaN."""
-    penalised = sampling.penalty_ids[sampling.penalty_starts[r] : sampling.penalty_starts[r + 1]]
-    penalised = penalised[penalised < len(row)]  # an id of the prompt may have no token
-    if len(penalised):
-        row = row.copy()
-        row[penalised] = penalise(row[penalised], sampling.repetition_penalty[r])
+    """The token for row r of a batch, or -1 when it may choose none: row is (V,) float32, finite somewhere and without
+    NaN.
+    """
+    row = adjusted(row, sampling, r)
+    most_likely = int(row.argmax())
+    if not np.isfinite(row[most_likely]):
+        return -1
     temperature = sampling.temperature[r]
     if temperature < GREEDY_BELOW:
-        return int(row.argmax())
-    scaled = (row - row.max()) / temperature  # the largest is 0, so nothing overflows
+        return most_likely
+    scaled = (row - row[most_likely]) / temperature  # the largest is 0, so nothing overflows
     ids = candidates(scaled, int(sampling.top_k[r]), float(sampling.top_p[r]), float(sampling.min_p[r]))
     uniforms = token_uniforms(int(sampling.seeds[r]), int(sampling.positions[r]), ids)
     return int(ids[np.argmax(scaled[ids] - np.log(-np.log(uniforms)))])
+
+
+def adjusted(row: np.ndarray, sampling: SamplingBatch, r: int) -> np.ndarray:
+    """The logits of row r as the request wants them, (V,) float32: penalised, moved, and -infinity where forbidden."""
+    row = row.copy()
+    penalised = sampling.penalty_ids[sampling.penalty_starts[r] : sampling.penalty_starts[r + 1]]
+    penalised = penalised[penalised < len(row)]  # an id of the prompt may have no token
+    row[penalised] = penalise(row[penalised], sampling.repetition_penalty[r])
+    moved = slice(sampling.offset_starts[r], sampling.offset_starts[r + 1])
+    ids, offsets = sampling.offset_ids[moved], sampling.offsets[moved]
+    row[ids[ids < len(row)]] += offsets[ids < len(row)]
+    if sampling.mask_rows[r] >= 0:
+        words = sampling.masks[sampling.mask_rows[r]]
+        allowed = np.unpackbits(words.astype("<u4").view(np.uint8), count=len(row), bitorder="little")
+        row[allowed == 0] = -np.inf
+    return row
 
 
 def penalise(logits: np.ndarray, penalty: np.float32) -> np.ndarray:

@@ -20,7 +20,7 @@ from cupyllm.device import HostDevice
 from cupyllm.engine import Engine
 from cupyllm.errors import DeviceError
 from cupyllm.kv_cache import allocate_kv_cache
-from cupyllm.model import Model, forward, make_model
+from cupyllm.model import Model, forward, logits, make_model
 from cupyllm.model_config import GenerationDefaults, read_model_config
 from cupyllm.ops.cuda import CudaOps, check_model
 from cupyllm.ops.reference import ReferenceOps
@@ -151,8 +151,8 @@ def test_a_decode_step_of_the_half_billion_shapes_reads_each_byte_once_in_six_la
     sequence.num_computed = context - 1
     batch = BatchBuilder(16).build(Plan([sequence], [], []))
     ops = CudaOps(loader, DEVICE)
-    logits = forward(ops, model, cache, batch)
-    assert logits.shape == (1, config.vocab_size)
+    scores = logits(ops, model, forward(ops, model, cache, batch), batch.logit_rows)
+    assert scores.shape == (1, config.vocab_size)
     names = [report.kernel for report in reports]
     assert len(names) - 3 <= 6 * config.num_layers, "beside embedding, row choice and head"
     # Every block reads the activations, at most 100 KB: after the first time they come from the L2 cache, of which the

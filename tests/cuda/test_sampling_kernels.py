@@ -6,7 +6,7 @@ token lies at the very edge of top-p or min-p, where the last bits of an exponen
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,27 +24,14 @@ from cupyllm.ops.reference import ReferenceOps
 from cupyllm.ops.sample_reference import candidates
 from cupyllm.ops.sample_reference import penalise as penalise_reference
 from cupyllm.philox import token_uniforms
-from cupyllm.sampling import SampleResult, SamplingBatch, SamplingParams, build_sampling_batch
+from cupyllm.sampling_batch import SampleResult, SamplingBatch, build_sampling_batch
+from cupyllm.sequence import Sequence
+from tests.sampling_case import row
 
 V = 50
 QWEN_V = 151_936
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 CHECK, FAST = emulated_loader("check"), emulated_loader("fast")
-
-
-@dataclass
-class Row:
-    params: SamplingParams
-    seed: int = 0
-    token_ids: list[int] = field(default_factory=lambda: [1, 2, 3])
-
-    @property
-    def distinct_ids(self) -> set[int]:
-        return set(self.token_ids)
-
-
-def row(seed: int = 0, token_ids: list[int] | None = None, **params: Any) -> Row:
-    return Row(SamplingParams(**(NEUTRAL | params)), seed, token_ids or [1, 2, 3])
 
 
 def run(logits: np.ndarray, sampling: SamplingBatch, loader: KernelLoader = CHECK) -> SampleResult:
@@ -53,13 +40,13 @@ def run(logits: np.ndarray, sampling: SamplingBatch, loader: KernelLoader = CHEC
 
 
 def choose(
-    logits: np.ndarray, *rows: Row, loader: KernelLoader = CHECK, vocab_limit: int | None = None
+    logits: np.ndarray, *rows: Sequence, loader: KernelLoader = CHECK, vocab_limit: int | None = None
 ) -> SampleResult:
     limit = logits.shape[1] if vocab_limit is None else vocab_limit
     return run(logits, build_sampling_batch(rows, vocab_limit=limit), loader)
 
 
-def tokens(logits: np.ndarray, *rows: Row, **options: Any) -> list[int]:
+def tokens(logits: np.ndarray, *rows: Sequence, **options: Any) -> list[int]:
     return choose(logits, *rows, **options).token_ids.tolist()
 
 
@@ -261,7 +248,7 @@ def test_no_logprobs_are_computed_when_nobody_asks() -> None:
 # ---- Against the reference ------------------------------------------------------------------------------------------
 
 
-def mixed_rows(num_ids: int) -> list[Row]:
+def mixed_rows(num_ids: int) -> list[Sequence]:
     """One row for each way of sampling, and all of them together."""
     some = list(range(0, num_ids, 3))
     ways: list[dict[str, Any]] = [
@@ -317,7 +304,7 @@ def middle_of_a_gap(values: np.ndarray, share: float) -> float:
 
 
 @st.composite
-def batches(draw: st.DrawFn) -> tuple[np.ndarray, list[Row]]:
+def batches(draw: st.DrawFn) -> tuple[np.ndarray, list[Sequence]]:
     """Up to four rows with many ties, impossible tokens, penalties, and filters that no token lies at the edge of."""
     num_ids = draw(st.integers(2, 400))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -341,7 +328,7 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray, list[Row]]:
     return np.stack(logits), rows
 
 
-def scaled_row(logits: np.ndarray, one: Row) -> np.ndarray:
+def scaled_row(logits: np.ndarray, one: Sequence) -> np.ndarray:
     """Penalised logits over the temperature, the largest 0: what the reference filters."""
     ids, penalised = sorted(one.distinct_ids), logits.copy()
     penalised[ids] = penalise_reference(logits[ids], np.float32(one.params.repetition_penalty))
@@ -351,7 +338,7 @@ def scaled_row(logits: np.ndarray, one: Row) -> np.ndarray:
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(batches(), st.integers(-1, 2))
 def test_any_mix_of_parameters_keeps_and_draws_what_the_reference_does(
-    batch: tuple[np.ndarray, list[Row]], num_logprobs: int
+    batch: tuple[np.ndarray, list[Sequence]], num_logprobs: int
 ) -> None:
     logits, rows = batch
     for one, its_row in zip(logits, rows, strict=True):
@@ -368,7 +355,7 @@ def test_any_mix_of_parameters_keeps_and_draws_what_the_reference_does(
 # ---- Launches, bytes and refusals -----------------------------------------------------------------------------------
 
 
-def launched(*rows: Row, logits: np.ndarray | None = None) -> CheckedLaunches:
+def launched(*rows: Sequence, logits: np.ndarray | None = None) -> CheckedLaunches:
     launches = CheckedLaunches(global_races=logits is None)
     choose(lively(len(rows), 1000) if logits is None else logits, *rows, loader=launches.loader)
     return launches
@@ -384,7 +371,7 @@ def launched(*rows: Row, logits: np.ndarray | None = None) -> CheckedLaunches:
         ([row(temperature=0.0, logprobs=0)], "argmax group_maxima top_logprobs"),
     ],
 )
-def test_only_what_the_batch_asks_for_is_launched_and_blocks_never_race(rows: list[Row], kernels: str) -> None:
+def test_only_what_the_batch_asks_for_is_launched_and_blocks_never_race(rows: list[Sequence], kernels: str) -> None:
     assert " ".join(report.kernel for report in launched(*rows).reports) == kernels
 
 

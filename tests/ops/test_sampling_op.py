@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,30 +10,15 @@ import pytest
 
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.ops.sample_reference import candidates, largest_ids
-from cupyllm.sampling import GREEDY_BELOW, SampleResult, SamplingParams, build_sampling_batch
+from cupyllm.sampling_batch import GREEDY_BELOW, SampleResult, build_sampling_batch
+from cupyllm.sequence import Sequence
+from cupyllm.token_guide import AllowedIds
+from tests.sampling_case import row
 
 V = 50
 
 
-@dataclass
-class Row:
-    params: SamplingParams
-    seed: int = 0
-    token_ids: list[int] = field(default_factory=lambda: [1, 2, 3])
-
-    @property
-    def distinct_ids(self) -> set[int]:
-        return set(self.token_ids)
-
-
-NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
-
-
-def row(seed: int = 0, token_ids: list[int] | None = None, **params: Any) -> Row:
-    return Row(SamplingParams(**(NEUTRAL | params)), seed, token_ids or [1, 2, 3])
-
-
-def sample(logits: np.ndarray, rows: list[Row], vocab_limit: int = V) -> SampleResult:
+def sample(logits: np.ndarray, rows: list[Sequence], vocab_limit: int = V) -> SampleResult:
     return ReferenceOps().sample(logits.astype(np.float32), build_sampling_batch(rows, vocab_limit=vocab_limit))
 
 
@@ -231,3 +215,100 @@ def test_no_top_tokens_are_given_when_only_the_chosen_logprob_is_wanted() -> Non
 def test_more_logprobs_than_tokens_are_all_there_are() -> None:
     result = sample(lively(1), [row(logprobs=20)], vocab_limit=7)
     assert sorted(result.top_ids[0].tolist()) == list(range(7))
+
+
+# ---- What moves and forbids tokens ----------------------------------------------------------------------------------
+
+
+def offsets(one: Sequence) -> dict[int, float]:
+    batch = build_sampling_batch([one], vocab_limit=V)
+    return dict(zip(batch.offset_ids.tolist(), batch.offsets.tolist(), strict=True))
+
+
+def test_presence_counts_a_token_once_and_frequency_each_time_and_neither_looks_at_the_prompt() -> None:
+    asked = {"presence_penalty": 0.5, "frequency_penalty": 0.25}
+    assert offsets(row(token_ids=[9, 9, 4, 5, 5, 5], num_prompt_tokens=2, **asked)) == {4: -0.75, 5: -1.25}
+
+
+def test_a_bias_and_a_penalty_add_up() -> None:
+    assert offsets(row(token_ids=[4], logit_bias={4: 3.0, 6: -2.0}, presence_penalty=-1.0)) == {4: 4.0, 6: -2.0}
+
+
+def test_offsets_are_added_after_the_repetition_penalty() -> None:
+    logits = np.full((1, V), -9.0)
+    logits[0, [3, 7]] = 4.0, 1.5
+    # 4 / 2 - 1 = 1 loses against 1.5; (4 - 1) / 2 = 1.5 would tie, and win as the smaller id
+    one = row(token_ids=[3], repetition_penalty=2.0, presence_penalty=1.0, temperature=0.0)
+    assert sample(logits, [one]).token_ids[0] == 7
+
+
+def test_a_strong_bias_forces_a_token_and_logprobs_stay_those_of_the_model() -> None:
+    logits = lively(2)
+    rows = [row(logit_bias={11: 100.0}, logprobs=1, temperature=0.0), row(logprobs=1, temperature=0.0)]
+    result = sample(logits, rows)
+    assert result.token_ids.tolist() == [11, logits[1].argmax()]
+    log_sums = np.log(np.exp(logits.astype(np.float64)).sum(axis=1))
+    np.testing.assert_allclose(result.logprobs, [logits[0, 11] - log_sums[0], logits[1].max() - log_sums[1]], atol=1e-5)
+    assert result.top_ids[0] == logits[0].argmax()
+
+
+@pytest.mark.parametrize(("output", "banned"), [([], {5}), ([7], {5}), ([7, 8], {5, 9}), ([8, 7], {5}), ([8], {5})])
+def test_the_last_token_of_a_bad_word_is_forbidden_once_the_others_stand_in_the_output(
+    output: list[int], banned: set[int]
+) -> None:
+    one = row(token_ids=[7, 8, *output], num_prompt_tokens=2, bad_word_ids=((5,), (7, 8, 9)))
+    assert {token_id for token_id, offset in offsets(one).items() if offset == -np.inf} == banned
+
+
+@pytest.mark.parametrize(("num_output", "banned"), [(0, {0}), (1, {0}), (2, set())])
+def test_no_end_token_before_min_tokens(num_output: int, banned: set[int]) -> None:
+    one = row(token_ids=[3, *[4] * num_output], num_prompt_tokens=1, min_tokens=2)
+    assert set(offsets(one)) == banned
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 40}, {"top_p": 0.99}, {"min_p": 1e-9}])
+def test_only_allowed_tokens_are_chosen(temperature: float, filters: dict[str, Any]) -> None:
+    logits = np.repeat(lively(1), 60, axis=0)
+    guide = AllowedIds([2, 31, 32, 49, 77])
+    rows = [row(seed, guide=guide, temperature=temperature, **filters) for seed in range(len(logits))]
+    rows[-1] = row(temperature=0.0)
+    *chosen, free = sample(logits, rows).token_ids.tolist()
+    assert set(chosen) <= {2, 31, 32, 49}
+    assert len(set(chosen)) > (1 if temperature else 0)
+    assert free == logits[0].argmax()
+
+
+def test_the_one_bit_of_a_mask_is_the_one_token_allowed() -> None:
+    rows = [row(guide=AllowedIds([token_id])) for token_id in range(V)]
+    assert sample(np.zeros((V, V)), rows).token_ids.tolist() == list(range(V))
+
+
+class Broken:
+    def start(self) -> Broken:
+        return self
+
+    def allow(self, words: np.ndarray) -> bool:
+        words[:] = 2**32 - 1
+        raise ValueError("broken")
+
+    def advance(self, token_id: int) -> None:
+        pass
+
+
+def test_a_guide_that_fails_or_allows_nothing_fails_alone(caplog: pytest.LogCaptureFixture) -> None:
+    logits = lively(3)
+    rows = [row(guide=Broken(), temperature=0.0), row(guide=AllowedIds([77])), row(temperature=0.0)]
+    assert sample(logits, rows).token_ids.tolist() == [-1, -1, logits[2].argmax()]
+    assert [record.getMessage() for record in caplog.records] == ["a guide failed; its sequence ends with an error"]
+
+
+def test_a_guide_that_leaves_only_the_end_may_end_before_min_tokens() -> None:
+    one = row(token_ids=[3], num_prompt_tokens=1, min_tokens=5, guide=AllowedIds([0]), temperature=0.0)
+    assert sample(lively(1), [one]).token_ids.tolist() == [0]
+
+
+def test_a_nan_that_is_forbidden_fails_all_the_same() -> None:
+    logits = lively(1)
+    logits[0, 30] = np.nan
+    assert sample(logits, [row(guide=AllowedIds([3]))]).token_ids.tolist() == [-1]

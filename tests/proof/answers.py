@@ -39,14 +39,17 @@ def edge_prompts(count: int, page_size: int, seed: int) -> list[list[int]]:
 
 
 def kinds_of_params(count: int, max_tokens: int, seed: int) -> list[SamplingParams]:
-    """Greedy, seeded, and penalised with a seed, in turns; all with logprobs."""
+    """Greedy, seeded, and penalised in two ways with a seed, in turns; all with logprobs."""
     common = {"max_tokens": max_tokens, "ignore_eos": True, "logprobs": 2}
     return [
         (
             SamplingParams(temperature=0.0, **common),
             SamplingParams(temperature=1.0, seed=seed + number, top_p=0.95, **common),
             SamplingParams(temperature=0.8, seed=seed + number, top_k=40, repetition_penalty=1.3, **common),
-        )[number % 3]
+            SamplingParams(
+                temperature=0.9, seed=seed + number, presence_penalty=0.4, frequency_penalty=0.7, min_p=0.01, **common
+            ),
+        )[number % 4]
         for number in range(count)
     ]
 

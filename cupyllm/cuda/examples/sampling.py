@@ -17,7 +17,7 @@ from cupyllm.cuda.sample import sample, upload_sampling
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.ops.sample_reference import candidates
 from cupyllm.ops.sample_reference import penalise as penalise_reference
-from cupyllm.sampling import SamplingBatch
+from cupyllm.sampling_batch import SamplingBatch
 
 
 def argmax_example(loader: KernelLoader, place: Place, *, R: int = 4, N: int = 1501) -> ExampleRun:
@@ -121,6 +121,11 @@ def _batch(
         repetition_penalty=np.full(R, 3.0 if penalised else 1.0, np.float32),
         penalty_starts=np.cumsum([0, *map(len, ids)]).astype(np.int32),
         penalty_ids=np.concatenate(ids).astype(np.int32),
+        offset_starts=np.zeros(R + 1, np.int32),
+        offset_ids=np.zeros(0, np.int32),
+        offsets=np.zeros(0, np.float32),
+        mask_rows=np.full(R, -1, np.int32),
+        masks=np.zeros((0, -(-N // 32)), np.uint32),
         seeds=np.arange(R, dtype=np.uint64) << np.uint64(33),
         positions=np.arange(R, dtype=np.int32) + 5,
         num_logprobs=num_logprobs,

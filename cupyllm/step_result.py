@@ -1,0 +1,56 @@
+"""What a step of the engine gives back: tokens, as an iterable of events, and what has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from cupyllm.beam_search import BeamSearch
+from cupyllm.sampling_batch import SampleResult, TokenLogprobs, row_logprobs
+from cupyllm.sequence import FinishReason, Sequence
+
+
+@dataclass(frozen=True)
+class TokenEvent:
+    """What a step gave one sequence: a token, and the reason if that was its last.
+
+    There is no token where the sequence failed, and where it only read its prompt (max_tokens 0).
+    """
+
+    sequence: Sequence
+    token_id: int | None
+    logprobs: TokenLogprobs | None
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step gave: one token for each of `sequences`, -1 for one that failed, and what has ended besides.
+
+    Iterating gives TokenEvents; the tokens of beams are only known when their search has ended.
+    """
+
+    sequences: list[Sequence] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    sampled: SampleResult | None = None
+    beams: frozenset[int] = frozenset()  # ids of the sequences among them that belong to a search
+    ended_searches: list[BeamSearch] = field(default_factory=list)
+    ended_prompts: list[Sequence] = field(default_factory=list)  # prompts that were only to be read
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        for sequence in self.ended_prompts:
+            yield TokenEvent(sequence, None, None, sequence.finish_reason)
+        for row, (sequence, token_id) in enumerate(zip(self.sequences, self.token_ids, strict=True)):
+            if sequence.id in self.beams:
+                continue
+            if token_id < 0 or sequence.finish_reason is FinishReason.ERROR:
+                yield TokenEvent(sequence, None, None, FinishReason.ERROR)
+            else:
+                yield TokenEvent(sequence, token_id, self._logprobs(sequence, row), sequence.finish_reason)
+
+    def _logprobs(self, sequence: Sequence, row: int) -> TokenLogprobs | None:
+        count = sequence.params.logprobs
+        return None if count is None or self.sampled is None else row_logprobs(self.sampled, row, count)
