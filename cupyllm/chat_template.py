@@ -72,6 +72,7 @@ class ChatTemplate:
         *,
         tools: Tools | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         enable_thinking: bool | None = None,
     ) -> str:
         """The prompt as text, for showing. Encoding this text again could turn a caller's text into control tokens.
@@ -79,7 +80,8 @@ class ChatTemplate:
         `messages` are those that `normalise_messages` gives. Raises RequestError as `encode` does.
         """
         stand_ins = StandIns(self._risky)
-        return stand_ins.put_back(self._render(stand_ins, messages, tools, add_generation_prompt, enable_thinking))
+        values = self._values(tools, add_generation_prompt, enable_thinking)
+        return stand_ins.put_back(self._render(stand_ins, messages, values, continue_final_message))
 
     def encode(
         self,
@@ -87,15 +89,20 @@ class ChatTemplate:
         *,
         tools: Tools | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         enable_thinking: bool | None = None,
     ) -> list[int]:
         """The prompt as token ids; every control token in it was written by the template.
 
-        Raises RequestError when the template refuses the messages or fails on them, and for an `enable_thinking` that
-        the template would ignore although it matters.
+        With `continue_final_message` the prompt ends with the content of the last message, which the model is to go on
+        writing; to be used without `add_generation_prompt`.
+
+        Raises RequestError when the template refuses the messages or fails on them, and for tools or an
+        `enable_thinking` that the template would ignore although they matter.
         """
         stand_ins = StandIns(self._risky)
-        text = self._render(stand_ins, messages, tools, add_generation_prompt, enable_thinking)
+        values = self._values(tools, add_generation_prompt, enable_thinking)
+        text = self._render(stand_ins, messages, values, continue_final_message)
         ids: list[int] = []
         for piece, control_id in self._tokenizer.split_at_added_tokens(text):
             if control_id is not None:
@@ -104,21 +111,26 @@ class ChatTemplate:
                 ids += self._tokenizer.encode(stand_ins.put_back(piece), control_tokens=False)
         return ids
 
-    def _render(
-        self, stand_ins: StandIns, messages: Messages, tools: Tools | None, generate: bool, thinking: bool | None
-    ) -> str:
-        """The template's text with the stand-ins still in it."""
-        program = self._tool_use if tools else self._default
+    def _values(self, tools: Tools | None, generate: bool, thinking: bool | None) -> dict[str, Any]:
+        """The template's variables, but for the messages."""
+        values: dict[str, Any] = {**self._tokenizer.named_tokens, "tools": tools, "add_generation_prompt": generate}
+        if thinking is not None:
+            values["enable_thinking"] = thinking
+        return values
+
+    def _render(self, stand_ins: StandIns, messages: Messages, values: dict[str, Any], unfinished: bool) -> str:
+        """The template's text with the stand-ins still in it; up to the end of the last content if it is unfinished."""
+        program = self._tool_use if values["tools"] else self._default
+        program.check(values)
         if program.splits_thinking:
             messages = [_split_thinking(message) for message in messages]
-        values: dict[str, Any] = {**self._tokenizer.named_tokens, "add_generation_prompt": generate}
-        if thinking is not None:
-            program.check_thinking(thinking)
-            values["enable_thinking"] = thinking
         try:
-            values["messages"] = stand_ins.replace_in(messages)
-            values["tools"] = stand_ins.replace_in(tools)
-            return _joined(program.template.generate(values))
+            messages = stand_ins.replace_in(messages)
+            if unfinished:
+                messages[-1]["content"] += stand_ins.end_mark
+            values = values | {"messages": messages, "tools": stand_ins.replace_in(values["tools"])}
+            text = _joined(program.template.generate(values))
+            return _before(stand_ins.end_mark, text) if unfinished else text
         except RequestError:
             raise
         except jinja2.TemplateError as error:
@@ -131,16 +143,20 @@ class ChatTemplate:
 
 @dataclass(frozen=True)
 class _Program:
-    """A compiled template and what its source says about thinking."""
+    """A compiled template and what its source says about tools and thinking."""
 
     template: jinja2.Template
+    reads_tools: bool
     reads_enable_thinking: bool
     writes_thinking: bool
     splits_thinking: bool
 
-    def check_thinking(self, wanted: bool) -> None:
-        """Switching thinking off is also honoured by a model that never thinks."""
-        if not self.reads_enable_thinking and (wanted or self.writes_thinking):
+    def check(self, values: dict[str, Any]) -> None:
+        """Refuse what this template would ignore. A model that never thinks honours that thinking is switched off."""
+        if values["tools"] and not self.reads_tools:
+            raise RequestError("this model's chat template cannot show tools; leave them out", param="tools")
+        wanted = values.get("enable_thinking")
+        if wanted is not None and not self.reads_enable_thinking and (wanted or self.writes_thinking):
             raise RequestError(
                 "this model's chat template has no enable_thinking switch; leave it out",
                 param="chat_template_kwargs.enable_thinking",
@@ -160,7 +176,8 @@ def _compile(source: str, where: str) -> _Program:
     except jinja2.TemplateSyntaxError as error:
         raise CheckpointError(f"{where} is not a Jinja template: line {error.lineno}: {error.message}") from None
     splits_thinking = _SPLITS_THINKING.search(source) is not None
-    return _Program(template, "enable_thinking" in variables, "<think>" in source, splits_thinking)
+    reads = ("tools" in variables, "enable_thinking" in variables)
+    return _Program(template, *reads, "<think>" in source, splits_thinking)
 
 
 def _tojson(
@@ -193,6 +210,15 @@ def _joined(pieces: Iterable[str]) -> str:
             raise RequestError(f"the prompt is longer than {MAX_PROMPT_CHARS} characters", param="messages")
         text.append(piece)
     return "".join(text)
+
+
+def _before(mark: str, text: str) -> str:
+    before, found, _ = text.partition(mark)
+    if not found:
+        raise RequestError(
+            "the chat template does not show the last message, so it cannot be continued", param="messages"
+        )
+    return before
 
 
 def _split_thinking(message: dict[str, Any]) -> dict[str, Any]:

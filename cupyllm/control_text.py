@@ -66,6 +66,11 @@ class StandIns:
         self._nonce = secrets.token_hex(8)
         self._literals: list[str] = []
 
+    @property
+    def end_mark(self) -> str:
+        """A mark to be put behind a text, and found again in what a template makes of it."""
+        return f"q{self._nonce}end"
+
     def replace_in(self, value: Any) -> Any:
         """A copy of a JSON value with stand-ins in all its strings, keys included."""
         if isinstance(value, str):

@@ -26,6 +26,7 @@ from cupyllm.sequence import FinishReason
 from cupyllm.startup import load_engine
 from cupyllm.step_result import TokenEvent
 from cupyllm.tokenizer import Tokenizer
+from cupyllm.tools import normalise_tools
 
 _DAMAGED = "the model gave no finite logits; the checkpoint or its dtype is damaged"
 
@@ -66,7 +67,7 @@ class _Pending:
         readout = event.sequence.readout
         if readout is not None and readout.num_logprobs is not None and self.prompt_logprobs is None:
             self.prompt_logprobs = tuple(readout.logprobs)
-        self.pieces.append(self.text.push(event))
+        self.pieces.append(self.text.push(event).content)
         if event.token_id is not None:
             self.token_ids.append(event.token_id)
         if event.logprobs is not None:
@@ -146,7 +147,7 @@ class LLM:
     def _encode_chat(self, messages: Any, tools: list[dict[str, Any]] | None = None) -> list[int]:
         if self.chat_template is None:
             raise RequestError("this model has no chat template; use text or token ids", param="messages")
-        return self.chat_template.encode(normalise_messages(messages), tools=tools)
+        return self.chat_template.encode(normalise_messages(messages), tools=normalise_tools(tools or []))
 
     def _run(self, prompts: list[list[int]], params: list[SamplingParams], show_progress: bool) -> list[RequestOutput]:
         params = [replace(one, bad_word_ids=self.tokenizer.bad_word_ids(one.bad_words)) for one in params]

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, NoReturn
+from typing import Any
 
-from cupyllm.errors import RequestError
+from cupyllm.json_checks import as_list, as_object, kind_of, only_keys, refuse, text_of
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _KEYS_OF_EVERY_ROLE = frozenset({"role", "content", "name"})
@@ -35,25 +35,25 @@ def normalise_messages(messages: object) -> list[dict[str, Any]]:
     Raises RequestError, its `param` such as "messages[2].content", for anything that the rules above do not allow.
     """
     if not isinstance(messages, (list, tuple)):
-        _refuse("messages", f"must be a list of messages, not {_kind(messages)}")
+        refuse("messages", f"must be a list of messages, not {kind_of(messages)}")
     if not messages:
-        _refuse("messages", "must hold at least one message")
+        refuse("messages", "must hold at least one message")
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
 def _message(value: object, path: str) -> dict[str, Any]:
-    given = _object(value, path)
+    given = as_object(value, path)
     given = {key: item for key, item in given.items() if not (key in _EMPTY_MEANS_ABSENT and item == [])}
-    role = _ROLES.get(_text(given, "role", path))
+    role = _ROLES.get(text_of(given, "role", path))
     if role is None:
-        _refuse(f"{path}.role", f"is {given['role']!r}; use one of: {', '.join(_ROLES)}")
-    _only_keys(given, _KEYS_OF_EVERY_ROLE | _MORE_KEYS.get(role, frozenset()), path, f"a message of role {role}")
+        refuse(f"{path}.role", f"is {given['role']!r}; use one of: {', '.join(_ROLES)}")
+    only_keys(given, _KEYS_OF_EVERY_ROLE | _MORE_KEYS.get(role, frozenset()), path, f"a message of role {role}")
     message: dict[str, Any] = {"role": role, "content": _content(given, path)}
     for key in ("name", "reasoning_content", "tool_call_id"):
         if key in given:
-            message[key] = _text(given, key, path)
+            message[key] = text_of(given, key, path)
     if "tool_calls" in given:
-        calls = _list(given["tool_calls"], f"{path}.tool_calls")
+        calls = as_list(given["tool_calls"], f"{path}.tool_calls")
         message["tool_calls"] = [_tool_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(calls)]
     return message
 
@@ -64,39 +64,39 @@ def _content(message: dict[str, Any], path: str) -> str:
     if content is None:
         if "tool_calls" in message:
             return ""
-        _refuse(path_of_content, "is missing or null; only an assistant message with tool_calls may leave it out")
+        refuse(path_of_content, "is missing or null; only an assistant message with tool_calls may leave it out")
     if isinstance(content, str):
-        return _text(message, "content", path)
-    parts = _list(content, path_of_content)
+        return text_of(message, "content", path)
+    parts = as_list(content, path_of_content)
     if not parts:
-        _refuse(path_of_content, "must hold at least one part")
+        refuse(path_of_content, "must hold at least one part")
     return "".join(_text_part(part, f"{path_of_content}[{i}]") for i, part in enumerate(parts))
 
 
 def _text_part(value: object, path: str) -> str:
-    part = _object(value, path)
-    kind = _text(part, "type", path)
+    part = as_object(value, path)
+    kind = text_of(part, "type", path)
     if kind != "text":
-        _refuse(f"{path}.type", f"is {kind!r}; this model takes parts of type 'text' only")
-    _only_keys(part, frozenset({"type", "text"}), path, "a text part")
-    return _text(part, "text", path)
+        refuse(f"{path}.type", f"is {kind!r}; this model takes parts of type 'text' only")
+    only_keys(part, frozenset({"type", "text"}), path, "a text part")
+    return text_of(part, "text", path)
 
 
 def _tool_call(value: object, path: str) -> dict[str, Any]:
-    given = _object(value, path)
-    _only_keys(given, frozenset({"id", "index", "type", "function"}), path, "a tool call")
+    given = as_object(value, path)
+    only_keys(given, frozenset({"id", "index", "type", "function"}), path, "a tool call")
     if given.get("type", "function") != "function":
-        _refuse(f"{path}.type", f"is {given['type']!r}; only 'function' is supported")
+        refuse(f"{path}.type", f"is {given['type']!r}; only 'function' is supported")
     path_of_function = f"{path}.function"
-    function = _object(given.get("function"), path_of_function)
-    _only_keys(function, frozenset({"name", "arguments"}), path_of_function, "the function of a tool call")
-    name = _text(function, "name", path_of_function)
+    function = as_object(given.get("function"), path_of_function)
+    only_keys(function, frozenset({"name", "arguments"}), path_of_function, "the function of a tool call")
+    name = text_of(function, "name", path_of_function)
     if not name:
-        _refuse(f"{path_of_function}.name", "must not be empty")
+        refuse(f"{path_of_function}.name", "must not be empty")
     arguments = _arguments(function.get("arguments"), f"{path_of_function}.arguments")
     call: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments}}
     if "id" in given:
-        call["id"] = _text(given, "id", path)
+        call["id"] = text_of(given, "id", path)
     return call
 
 
@@ -107,9 +107,9 @@ def _arguments(value: object, path: str) -> dict[str, Any]:
         try:
             value = json.loads(value, parse_float=_finite, parse_constant=_finite)
         except (ValueError, RecursionError) as error:
-            _refuse(path, f"is not JSON: {error}")
+            refuse(path, f"is not JSON: {error}")
     if not isinstance(value, dict):
-        _refuse(path, f"must be a JSON object, not {_kind(value)}")
+        refuse(path, f"must be a JSON object, not {kind_of(value)}")
     return value
 
 
@@ -118,43 +118,3 @@ def _finite(literal: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{literal} is not a finite number")
     return number
-
-
-def _object(value: object, path: str) -> dict[str, Any]:
-    """The object without its null values."""
-    if not isinstance(value, dict):
-        _refuse(path, f"must be an object, not {_kind(value)}")
-    return {key: item for key, item in value.items() if item is not None}
-
-
-def _list(value: object, path: str) -> list[object]:
-    if not isinstance(value, list):
-        _refuse(path, f"must be a list, not {_kind(value)}")
-    return value
-
-
-def _text(values: dict[str, Any], key: str, path: str) -> str:
-    value = values.get(key)
-    if not isinstance(value, str):
-        _refuse(f"{path}.{key}", "is missing" if value is None else f"must be a string, not {_kind(value)}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        _refuse(f"{path}.{key}", f"holds the lone surrogate U+{ord(value[error.start]):04X}, which is not a character")
-    return value
-
-
-def _only_keys(values: dict[str, Any], known: frozenset[str], path: str, of_what: str) -> None:
-    for key in values:
-        if key not in known:
-            _refuse(f"{path}.{key}", f"is not supported in {of_what}; supported: {', '.join(sorted(known))}")
-
-
-def _kind(value: object) -> str:
-    """What JSON calls the value's type."""
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number" if isinstance(value, (int, float)) else f"a {type(value).__name__}")
-
-
-def _refuse(path: str, problem: str) -> NoReturn:
-    raise RequestError(f"{path} {problem}", param=path)

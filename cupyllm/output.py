@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from cupyllm.reasoning import AnswerDecoder, NewText, ThinkTokens
 from cupyllm.sampling import SamplingParams
 from cupyllm.sequence import FinishReason
 from cupyllm.step_result import TokenEvent
-from cupyllm.text_stream import IncrementalDecoder, StopMatcher
+from cupyllm.text_stream import StopMatcher
 from cupyllm.tokenizer import Tokenizer
 
 
@@ -13,29 +14,37 @@ class OutputText:
     """The text of one sequence. `push` every token event; what it returns may be shown at once.
 
     An end token adds no text. When a stop string is complete, `finish_reason` is set although the engine goes on: the
-    caller then aborts the sequence. A stop string counts only when it begins after the first min_tokens tokens.
+    caller then aborts the sequence. A stop string counts only when it begins after the first min_tokens tokens, and in
+    the content, not in the reasoning. Without `marks` all text is content; `thinking` says that the prompt has begun
+    the reasoning.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, params: SamplingParams, marks: ThinkTokens | None = None, *, thinking: bool = False
+    ) -> None:
         self.finish_reason: FinishReason | None = None
-        self._decoder = IncrementalDecoder(tokenizer)
+        self._decoder = AnswerDecoder(tokenizer, marks, thinking=thinking)
         self._matcher = StopMatcher(params.stop, params.include_stop_str_in_output)
         self._num_unstoppable = params.min_tokens
 
-    def push(self, event: TokenEvent) -> str:
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return self._decoder.num_reasoning_tokens
+
+    def push(self, event: TokenEvent) -> NewText:
         """The new text that is safe to show, after this token."""
         assert self.finish_reason is None, "the text has ended already"
         ends = event.finish_reason is FinishReason.STOP
-        text = "" if event.token_id is None or ends else self._decoder.push(event.token_id)
+        new = NewText() if event.token_id is None or ends else self._decoder.push(event.token_id)
         if event.finish_reason is not None:
-            text += self._decoder.finish()
+            new += self._decoder.finish()
         if self._num_unstoppable > 0 and event.finish_reason is None:
             self._num_unstoppable -= 1
-            return text
-        shown = self._matcher.push(text)
+            return new
+        shown = self._matcher.push(new.content)
         if self._matcher.matched is not None:
             self.finish_reason = FinishReason.STOP
         elif event.finish_reason is not None:
             self.finish_reason = event.finish_reason
             shown += self._matcher.finish()
-        return shown
+        return NewText(shown, new.reasoning)

@@ -45,6 +45,12 @@ class NewText:
     content: str = ""
     reasoning: str = ""
 
+    def __add__(self, more: NewText) -> NewText:
+        return NewText(self.content + more.content, self.reasoning + more.reasoning)
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.reasoning)
+
 
 class AnswerDecoder:
     """The reasoning and the content of one answer, from its token ids. Without ThinkTokens all is content.

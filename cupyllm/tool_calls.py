@@ -29,6 +29,7 @@ from dataclasses import dataclass
 
 from cupyllm.message_parts import CallArguments, CallBegin, CallEnd, ContentText, Message, MessagePart
 from cupyllm.text_stream import start_of_partial
+from cupyllm.tools import NAME_PATTERN
 
 OPENING = "<tool_call>"
 CLOSING = "</tool_call>"
@@ -36,7 +37,7 @@ MAX_HEADER_CHARACTERS = 512  # from `<tool_call>` to the opening brace of the ar
 
 _NAME = "a name"
 _HEADER = ("{", '"name"', ":", _NAME, ",", '"arguments"', ":", "{")
-_QUOTED_NAME = re.compile(r'"([A-Za-z0-9_-]{1,64})"')
+_QUOTED_NAME = re.compile(f'"({NAME_PATTERN})"')
 _BEGUN_NAME = re.compile(r'(?:"[A-Za-z0-9_-]{0,64})?')
 _MARKS = re.compile(r'["\\{}\[\]<]')
 _SPACE = " \t\r\n"

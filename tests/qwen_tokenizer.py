@@ -72,6 +72,11 @@ QWEN3_TEMPLATE = r"""
         {%- set ns.last_question = loop.index0 %}
     {%- endif %}
 {%- endfor %}
+{%- if tools %}
+    {{- '<|im_start|>system\nTools:' }}
+    {%- for tool in tools %}{{ '\n' }}{{ tool | tojson }}{% endfor %}
+    {{- '<|im_end|>\n' }}
+{%- endif %}
 {%- for message in messages %}
     {%- set content = message.content %}
     {%- set reasoning = '' %}
@@ -83,11 +88,21 @@ QWEN3_TEMPLATE = r"""
             {%- set content = content.split('</think>')[-1].lstrip('\n') %}
         {%- endif %}
     {%- endif %}
+    {%- if message.role == 'tool' %}
+        {{- '<|im_start|>user\n<tool_response>\n' + content + '\n</tool_response><|im_end|>\n' }}
+        {%- continue %}
+    {%- endif %}
     {{- '<|im_start|>' + message.role + '\n' }}
     {%- if reasoning and loop.index0 > ns.last_question %}
         {{- '<think>\n' + reasoning.strip('\n') + '\n</think>\n\n' }}
     {%- endif %}
-    {{- content + '<|im_end|>\n' }}
+    {{- content }}
+    {%- for call in message.tool_calls or [] %}
+        {{- '\n' if content or not loop.first }}
+        {{- '<tool_call>\n{"name": "' + call.function.name + '", "arguments": ' }}
+        {{- call.function.arguments | tojson }}{{ '}\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\n' }}

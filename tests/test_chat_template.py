@@ -412,14 +412,17 @@ def test_t15_the_template_file_wins_over_the_config(tmp_path: Path) -> None:
 def test_t15_named_templates_are_chosen_by_whether_there_are_tools(tmp_path: Path) -> None:
     folder = write_tokenizer_folder(tmp_path / "v4", template=None)
     config = json.loads((folder / "tokenizer_config.json").read_text())
-    named = [{"name": "tool_use", "template": "with tools"}, {"name": "default", "template": "plain"}]
+    named = [
+        {"name": "tool_use", "template": "with {{ tools | length }} tool"},
+        {"name": "default", "template": "plain"},
+    ]
     write_json(folder / "tokenizer_config.json", config | {"chat_template": named})
     other = write_tokenizer_folder(tmp_path / "v5", layout="v5", template="plain")
     (other / "additional_chat_templates").mkdir()
-    (other / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    (other / "additional_chat_templates" / "tool_use.jinja").write_text("with {{ tools | length }} tool")
     for template in (load(folder)[1], load(other)[1]):
         assert template.render([user("")]) == template.render([user("")], tools=[]) == "plain"
-        assert template.render([user("")], tools=[tool()]) == "with tools"
+        assert template.render([user("")], tools=[tool()]) == "with 1 tool"
 
 
 @pytest.mark.parametrize(

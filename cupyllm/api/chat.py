@@ -13,16 +13,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from cupyllm.api.body import parse_json_object, read_body
-from cupyllm.api.engine_request import EngineRequest
+from cupyllm.api.chat_turn import ChatTurn, MessageDelta, finished_messages, message_deltas, prepare_turn, start_turn
 from cupyllm.api.errors import json_response
-from cupyllm.api.generation import Generation, start_generation
+from cupyllm.api.generation import Generation
 from cupyllm.api.protocol.beams import read_beams
-from cupyllm.api.protocol.chat import ChatRequest, chat_choice, chunk_choice
+from cupyllm.api.protocol.chat import ChatRequest, chat_choice, chunk_choice, chunk_delta
 from cupyllm.api.protocol.shared import read_request
 from cupyllm.api.sse import EventStream, unless_client_leaves
 from cupyllm.api.state import ServerState, server_state
-from cupyllm.errors import RequestError
-from cupyllm.messages import normalise_messages
 
 
 def routes() -> list[Route]:
@@ -33,72 +31,77 @@ async def chat_completions(request: Request) -> ASGIApp:
     """Answer a conversation, at once or as a stream of chunks."""
     state = server_state(request)
     body = await read_body(request, state.config.max_body_bytes)
-    ask, asked = await run_in_threadpool(_prepare, body, state)
-    generation = await unless_client_leaves(request.receive, start_generation(state, request, asked))
+    ask, turn = await run_in_threadpool(_prepare, body, state)
+    generation = await unless_client_leaves(request.receive, start_turn(state, request, turn))
     head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": state.model_name}
-    (prompt_ids,) = asked.prompts
     if ask.stream:
-        return EventStream(_chunks(generation, ask, prompt_ids, head), close=generation.close)
+        return EventStream(_chunks(generation, ask, turn, head), close=generation.close)
     try:
-        answer = await unless_client_leaves(request.receive, _answer(generation, ask, prompt_ids, head))
+        answer = await unless_client_leaves(request.receive, _answer(generation, ask, turn, head))
     finally:
         generation.close()
     return json_response(answer)
 
 
-def _prepare(body: bytes, state: ServerState) -> tuple[ChatRequest, EngineRequest]:
+def _prepare(body: bytes, state: ServerState) -> tuple[ChatRequest, ChatTurn]:
     """Everything that can refuse the request, but for a full queue. Runs off the event loop: long bodies take time."""
     ask = read_request(ChatRequest, parse_json_object(body), strict=state.config.strict_parameters)
     state.check_model_name(ask.model)
     ask.check_limits()
     params = ask.sampling_params(ask.output_limit)
-    beams = read_beams(ask, [params])
-    template = state.loaded.chat_template
-    if template is None:
-        raise RequestError("this model has no chat template; use /v1/completions", param="messages")
-    prompt_ids = template.encode(normalise_messages(ask.messages), enable_thinking=ask.enable_thinking)
-    asked = EngineRequest([prompt_ids], [params], ask.priority, ask.cache_salt or "", beams)
-    try:
-        asked.check(state.loaded.engine)
-    except RequestError as error:
-        if error.param == "prompt":
-            error.param = "messages"
-        raise
-    return ask, asked
+    turn = prepare_turn(
+        state,
+        ask.messages,
+        params,
+        tools=ask.tool_use,
+        thinking=ask.thinking,
+        add_generation_prompt=ask.add_generation_prompt is not False,
+        continue_final_message=ask.continue_final_message,
+        priority=ask.priority,
+        cache_salt=ask.cache_salt or "",
+        beams=read_beams(ask, [params]),
+    )
+    return ask, turn
 
 
-async def _answer(
-    generation: Generation, ask: ChatRequest, prompt_ids: list[int], head: dict[str, Any]
-) -> dict[str, Any]:
-    answers = await generation.answers()
-    choices = [chat_choice(index, answer.text, answer.finish_reason) for index, answer in enumerate(answers)]
+async def _answer(generation: Generation, ask: ChatRequest, turn: ChatTurn, head: dict[str, Any]) -> dict[str, Any]:
+    answers = await finished_messages(generation, turn)
+    choices = [chat_choice(index, answer.message, answer.finish_reason) for index, answer in enumerate(answers)]
     result = head | {"object": "chat.completion", "choices": choices, "usage": generation.usage()}
     if ask.return_token_ids:
-        result["prompt_token_ids"] = prompt_ids
+        result["prompt_token_ids"] = turn.prompt_ids
         for choice, answer in zip(choices, answers, strict=True):
-            choice["token_ids"] = answer.token_ids
+            choice["token_ids"] = [token_id for delta in answer.deltas for token_id in delta.token_ids]
     return result
 
 
 async def _chunks(
-    generation: Generation, ask: ChatRequest, prompt_ids: list[int], head: dict[str, Any]
+    generation: Generation, ask: ChatRequest, turn: ChatTurn, head: dict[str, Any]
 ) -> AsyncIterator[dict[str, Any]]:
-    """For each choice a chunk with the role, one for each piece of text, and one with the finish reason; at the very
-    end one with usage, if asked.
+    """For each choice a chunk with the role, one for each piece of its message, and one with the finish reason; at the
+    very end one with usage, if asked.
     """
     head = head | {"object": "chat.completion.chunk"}
     if ask.include_usage:
         head["usage"] = None
     for index in range(ask.n):
         chunk = head | {"choices": [chunk_choice(index, {"role": "assistant", "content": ""})]}
-        yield chunk | {"prompt_token_ids": prompt_ids} if ask.return_token_ids and index == 0 else chunk
-    async for delta in generation.deltas():
-        choices = [chunk_choice(delta.choice, {"content": delta.text})] if delta.text else []
-        if delta.finish_reason is not None:
-            choices.append(chunk_choice(delta.choice, {}, delta.finish_reason))
-        for place, choice in enumerate(choices):
-            if ask.return_token_ids:
-                choice["token_ids"] = [] if place else delta.token_ids  # in the first chunk of the two
+        yield chunk | {"prompt_token_ids": turn.prompt_ids} if ask.return_token_ids and index == 0 else chunk
+    async for new in message_deltas(generation, turn):
+        for choice in _chunk_choices(new, ask.return_token_ids):
             yield head | {"choices": [choice]}
     if ask.include_usage:
         yield head | {"choices": [], "usage": generation.usage()}
+
+
+def _chunk_choices(new: MessageDelta, with_token_ids: bool) -> list[dict[str, Any]]:
+    """The choices of the chunks that a delta becomes; its token ids are in the first of them."""
+    index = new.delta.choice
+    choices = [chunk_choice(index, delta) for delta in map(chunk_delta, new.parts) if delta is not None]
+    if new.finish_reason is not None:
+        choices.append(chunk_choice(index, {}, new.finish_reason))
+    if with_token_ids:
+        choices = choices or [chunk_choice(index, {})]
+        for place, choice in enumerate(choices):
+            choice["token_ids"] = [] if place else new.delta.token_ids
+    return choices

@@ -18,6 +18,7 @@ from cupyllm.api.live_request import LiveRequest
 from cupyllm.api.state import ServerState
 from cupyllm.errors import EngineError
 from cupyllm.output import OutputText
+from cupyllm.reasoning import ThinkTokens
 from cupyllm.sequence import FinishReason
 from cupyllm.step_result import TokenEvent
 
@@ -32,6 +33,7 @@ class Delta:
     text: str
     token_ids: list[int]
     finish_reason: str | None
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,22 +63,29 @@ class _Choice:
             self.num_tokens += 1
             self.sum_logprobs += 0.0 if event.logprobs is None else event.logprobs.logprob
             self.unsent_ids.append(event.token_id)
-        text = self.text.push(event)
+        new = self.text.push(event)
         reason = self.text.finish_reason
-        if not text and reason is None:
+        if not new and reason is None:
             return None
         token_ids, self.unsent_ids = self.unsent_ids, []
-        return Delta(number, text, token_ids, None if reason is None else reason.value)
+        return Delta(number, new.content, token_ids, None if reason is None else reason.value, new.reasoning)
 
 
 class Generation:
-    """An admitted request. `close` must be called in the end; it aborts what still runs and writes the log line."""
+    """An admitted request. `close` must be called in the end; it aborts what still runs and writes the log line.
 
-    def __init__(self, state: ServerState, request: Request, live: LiveRequest) -> None:
+    With `marks`, the model's reasoning is told from its answer.
+    """
+
+    def __init__(self, state: ServerState, request: Request, live: LiveRequest, marks: ThinkTokens | None) -> None:
         self._live = live
+        self._marks = marks
         self._choices = [
-            _Choice(OutputText(state.loaded.tokenizer, params)) for params in live.asked.params for _ in range(params.n)
+            _Choice(OutputText(state.loaded.tokenizer, params, marks, thinking=thinking))
+            for params, thinking in zip(live.asked.params, self._thinking_prompts(), strict=True)
+            for _ in range(params.n)
         ]
+        self._open_choices = set(range(len(self._choices)))
         self._request_id: str = request.state.request_id
         self._route = request.url.path
         self._arrived: float = request.state.arrived
@@ -86,19 +95,26 @@ class Generation:
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """The answer as it comes, all choices mixed, until each has ended. Raises EngineError."""
-        open_choices = set(range(len(self._choices)))
-        while open_choices:
+        while self._open_choices:
             number, event = await self._next_event()
-            if number not in open_choices:
-                continue  # a stop string ended it while this token was on its way
+            if number not in self._open_choices:
+                continue  # it was ended while this token was on its way
             delta = self._choices[number].push(number, event)
             if delta is None:
                 continue
             if delta.finish_reason is not None:
-                open_choices.remove(number)
+                self._open_choices.remove(number)
                 if event.finish_reason is None:
                     self._live.end_choice(number)  # the engine does not know of stop strings
             yield delta
+
+    def end_choice(self, number: int) -> None:
+        """The reader of the deltas has all that it wants of this choice. Harmless when it has ended."""
+        if number in self._open_choices:
+            self._open_choices.remove(number)
+            self._choices[number].text.finish_reason = FinishReason.STOP
+            if not self._live.asked.beams:  # a search has given all its tokens when the first comes
+                self._live.end_choice(number)
 
     async def answers(self) -> list[Answer]:
         """All choices, once the last has ended. Raises EngineError."""
@@ -121,12 +137,16 @@ class Generation:
         """
         prompt = sum(map(len, self._live.asked.prompts))
         output = sum(choice.num_tokens for choice in self._choices)
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": output,
             "total_tokens": prompt + output,
             "prompt_tokens_details": {"cached_tokens": self._live.num_cached_tokens},
         }
+        if self._marks is not None:
+            reasoning = sum(choice.text.num_reasoning_tokens for choice in self._choices)
+            usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+        return usage
 
     def close(self) -> None:
         """End the request in the engine and log it. Harmless to call again."""
@@ -147,6 +167,10 @@ class Generation:
             now - self._arrived,
         )
 
+    def _thinking_prompts(self) -> list[bool]:
+        """Whether each prompt has begun the reasoning."""
+        return [self._marks is not None and self._marks.left_open(prompt) for prompt in self._live.asked.prompts]
+
     async def _next_event(self) -> tuple[int, TokenEvent]:
         try:
             number, event = await self._live.next_event()
@@ -163,6 +187,8 @@ class Generation:
         return "+".join(sorted("abort" if reason is None else reason.value for reason in reasons))
 
 
-async def start_generation(state: ServerState, request: Request, asked: EngineRequest) -> Generation:
+async def start_generation(
+    state: ServerState, request: Request, asked: EngineRequest, marks: ThinkTokens | None = None
+) -> Generation:
     """Wait until the engine has taken the request. Raises what EngineWorker.submit raises."""
-    return Generation(state, request, await state.worker.submit(asked))
+    return Generation(state, request, await state.worker.submit(asked), marks)

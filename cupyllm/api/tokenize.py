@@ -16,6 +16,7 @@ from cupyllm.api.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from cupyllm.api.state import ServerState, server_state
 from cupyllm.errors import RequestError
 from cupyllm.messages import normalise_messages
+from cupyllm.tools import normalise_tools
 
 
 def routes() -> list[Route]:
@@ -68,8 +69,9 @@ def _ids_of_messages(ask: TokenizeRequest, messages: list[Any], state: ServerSta
         raise RequestError("this model has no chat template; use prompt", param="messages")
     return template.encode(
         normalise_messages(messages),
-        tools=ask.tools,
-        add_generation_prompt=ask.add_generation_prompt is not False,
+        tools=normalise_tools(ask.tools or []),
+        add_generation_prompt=ask.add_generation_prompt is not False and not ask.continue_final_message,
+        continue_final_message=ask.continue_final_message is True,
         enable_thinking=None if ask.chat_template_kwargs is None else ask.chat_template_kwargs.enable_thinking,
     )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.live_server import LiveServer, run_server, write_model_folder
+from tests.api.scripted import Actor, ScriptedOps
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +20,11 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(model_folder: Path) -> Iterator[LiveServer]:
     with run_server(model_folder) as live:
         yield live
+
+
+@pytest.fixture(scope="session")
+def actor(model_folder: Path) -> Iterator[Actor]:
+    """A server whose model says what a test tells it to."""
+    made: list[ScriptedOps] = []
+    with run_server(model_folder, prepare=lambda loaded: made.append(ScriptedOps(loaded))) as live:
+        yield Actor(live, made[0])

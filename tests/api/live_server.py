@@ -54,7 +54,7 @@ class LiveServer:
         return self.http.get(f"{self.url}{path}", **options)
 
 
-def write_model_folder(folder: Path) -> Path:
+def write_model_folder(folder: Path, template: str = QWEN3_TEMPLATE) -> Path:
     """Random weights under a small tokenizer of Qwen3's kind."""
     ids = {token["content"]: token["id"] for token in tokenizer_json(QWEN3_TOKENS)["added_tokens"]}
     vocab_size = max(ids.values()) + 1
@@ -62,7 +62,7 @@ def write_model_folder(folder: Path) -> Path:
     write_tiny_checkpoint(
         folder, vocab_size=vocab_size, eos_token_id=end, generation_config={"eos_token_id": [end, end - 2]}
     )
-    return write_tokenizer_folder(folder, added=QWEN3_TOKENS, template=QWEN3_TEMPLATE)
+    return write_tokenizer_folder(folder, added=QWEN3_TOKENS, template=template)
 
 
 @contextmanager

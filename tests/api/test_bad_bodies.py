@@ -35,6 +35,13 @@ def refuse(server: LiveServer, path: str, *, status: int = 400, param: str | Non
     return assert_error(response.status_code, response.json(), expected=status, param=param)
 
 
+TOOL: Any = {"type": "function", "function": {"name": "f"}}
+
+
+def tool(**function: Any) -> Any:
+    return TOOL | {"function": function}
+
+
 BAD_FIELDS = {
     "temperature": ["1", True, [1], -0.1, 2.1, 10**400],
     "top_p": ["1", 0, -1, 1.0001, False],
@@ -65,12 +72,40 @@ BAD_FIELDS = {
 }
 BAD_CHAT_FIELDS = {
     "best_of": [2, 0, "1", True],
-    "tools": [[{"type": "function", "function": {"name": "f"}}], {}],
-    "tool_choice": ["auto", "required", {"type": "function"}],
+    "tools": [
+        {},
+        "f",
+        ["f"],
+        [{}],
+        [TOOL, TOOL],
+        [TOOL | {"type": "custom"}],
+        [{"type": "function"}],
+        [TOOL] * 129,
+        *(
+            [tool(**function)]
+            for function in (
+                {"name": ""},
+                {"name": "a b"},
+                {"name": "x" * 65},
+                {"name": "é"},
+                {"name": 5},
+                {"name": "a", "more": 1},
+                {"name": "a", "parameters": []},
+                {"name": "a", "parameters": {"\ud800": 1}},
+                {"name": "a", "strict": 1},
+                {"name": "a", "description": 1},
+                {"name": "a", "description": "\udc00"},
+            )
+        ),
+    ],
+    "tool_choice": ["auto", "required", {"type": "function"}, 5, [], "f"],
+    "parallel_tool_calls": ["yes", 1],
+    "add_generation_prompt": ["yes", 1],
+    "continue_final_message": [True, "yes"],
     "functions": [[{"name": "f"}]],
     "function_call": ["auto"],
     "top_logprobs": [0, 5, 21],
-    "reasoning_effort": ["low"],
+    "reasoning_effort": ["some", 5, ["low"], "None"],
     "modalities": [["text", "audio"]],
     "audio": [{}],
     "messages": [None, [], "hello", {}, [None], [{}], [[]], [{"role": "foo", "content": "x"}], [{"role": "user"}]],

@@ -197,7 +197,7 @@ def test_36_37_parts_are_joined_and_developer_is_system(server: LiveServer) -> N
 
 def test_44_fields_without_effect_are_accepted(server: LiveServer) -> None:
     names = ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity"]
-    names += ["prompt_cache_retention", "prediction", "parallel_tool_calls", "moderation"]
+    names += ["prompt_cache_retention", "prediction", "moderation"]
     assert text_of(ask(server, **dict.fromkeys(names, "x"))) == text_of(ask(server))
 
 

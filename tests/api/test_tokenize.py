@@ -123,6 +123,7 @@ BAD = [
     ({"messages": MESSAGES, "chat_template_kwargs": {"foo": 1}}, "chat_template_kwargs.foo"),
     ({"messages": MESSAGES, "tools": ["f"]}, "tools[0]"),
     ({"messages": MESSAGES, "continue_final_message": True}, "continue_final_message"),
+    ({"prompt": "a", "continue_final_message": True}, "continue_final_message"),
     ({"prompt": "a", "return_token_strs": "yes"}, "return_token_strs"),
     ({"prompt": "a", "add_special_tokens": 1}, "add_special_tokens"),
     ({"prompt": "a", "with_pieces": True}, None),

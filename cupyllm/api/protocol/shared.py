@@ -29,9 +29,13 @@ MAX_SALT_CHARACTERS = 256
 
 @dataclass(frozen=True, eq=False)  # typing caches Annotated by equality, and (0,) equals (False,)
 class NotYet:
-    """Marks a field that is not supported yet. Values in `neutral` ask for nothing and are accepted."""
+    """Marks a field that is not supported yet. Values in `neutral` ask for nothing and are accepted.
+
+    `instead` names the field that does what this one did.
+    """
 
     neutral: tuple[Any, ...] = ()
+    instead: str = ""
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
         return {"enum": [*self.neutral, None], "description": "not supported yet: only what asks for nothing"}
@@ -220,4 +224,4 @@ def _quote_unknown(name: str, kind: type[StrictModel]) -> str:
 
 def _not_supported(name: str, mark: NotYet) -> str:
     accepted = f"; only {mark.neutral[0]!r} is accepted" if mark.neutral else ""
-    return f"{name} is not supported yet{accepted}"
+    return f"{name} is not supported; use {mark.instead}" if mark.instead else f"{name} is not supported yet{accepted}"

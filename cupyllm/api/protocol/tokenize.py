@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from cupyllm.api.protocol.chat import ChatTemplateKwargs, Messages, check_number_of_messages
-from cupyllm.api.protocol.shared import NotYet, ShownAs, StrictModel
+from cupyllm.api.protocol.chat import ChatTemplateKwargs, Messages, check_continuation, check_number_of_messages
+from cupyllm.api.protocol.shared import ShownAs, StrictModel
+from cupyllm.api.protocol.tools import Tools
 from cupyllm.errors import RequestError
 
 _SOURCES = ("prompt", "content", "messages")
-_OF_MESSAGES = ("tools", "chat_template_kwargs", "add_generation_prompt")
+_OF_MESSAGES = ("tools", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
 
 
 class TokenizeRequest(StrictModel):
@@ -21,16 +22,15 @@ class TokenizeRequest(StrictModel):
     prompt: Annotated[str | None, Field(description="a raw text; that of a control token becomes this token")] = None
     content: Annotated[str | None, Field(description="llama.cpp's name for `prompt`")] = None
     messages: Annotated[list[Any] | None, ShownAs(Messages)] = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Annotated[Any, ShownAs(Tools)] = None
     chat_template_kwargs: ChatTemplateKwargs | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     add_special_tokens: Annotated[
         bool | None,
         Field(description="what tokenizer.json puts around a text; true when absent, but false with `messages`"),
     ] = None
     return_token_strs: bool = False
-
-    continue_final_message: Annotated[Any, NotYet((False,))] = None
 
     @property
     def wants_special_tokens(self) -> bool:
@@ -51,6 +51,7 @@ class TokenizeRequest(StrictModel):
                     raise RequestError(f"{name} needs messages", param=name)
         else:
             check_number_of_messages(self.messages)
+            check_continuation(self.messages, self.continue_final_message is True, self.add_generation_prompt)
 
 
 class DetokenizeRequest(StrictModel):
