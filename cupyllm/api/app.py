@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from cupyllm.api import chat, completions, health, models, openapi, tokenize
+from cupyllm.api import chat, completions, health, models, openapi, responses, tokenize
 from cupyllm.api.errors import routing_error
 from cupyllm.api.middleware import AccessCheck, Errors, RequestIds
 from cupyllm.api.state import ServerState
@@ -21,7 +21,7 @@ from cupyllm.config import ServerConfig
 from cupyllm.errors import ConfigError
 from cupyllm.startup import LoadedModel
 
-_FAMILIES = (chat, completions, tokenize, models, health, openapi)
+_FAMILIES = (chat, completions, responses, tokenize, models, health, openapi)
 
 
 def make_app(loaded: LoadedModel, config: ServerConfig) -> Starlette:
@@ -29,14 +29,7 @@ def make_app(loaded: LoadedModel, config: ServerConfig) -> Starlette:
     keys = _read_api_keys(config.api_key_env)
     worker = EngineWorker(loaded.engine, watchdog_seconds=config.watchdog_seconds)
     app = Starlette(
-        routes=[
-            *chat.routes(),
-            *completions.routes(),
-            *tokenize.routes(),
-            *models.routes(),
-            *health.routes(),
-            *openapi.routes(),
-        ],
+        routes=[route for family in _FAMILIES for route in family.routes()],
         middleware=_middleware(config, keys),
         exception_handlers={HTTPException: routing_error},
         lifespan=_engine_thread,

@@ -46,10 +46,15 @@ async def chat_completions(request: Request) -> ASGIApp:
 def _prepare(body: bytes, state: ServerState) -> tuple[ChatRequest, ChatTurn]:
     """Everything that can refuse the request, but for a full queue. Runs off the event loop: long bodies take time."""
     ask = read_request(ChatRequest, parse_json_object(body), strict=state.config.strict_parameters)
+    return ask, prepare_chat(ask, state)
+
+
+def prepare_chat(ask: ChatRequest, state: ServerState) -> ChatTurn:
+    """What is to be answered. Raises RequestError for what can never be."""
     state.check_model_name(ask.model)
     ask.check_limits()
     params = ask.sampling_params(ask.output_limit)
-    turn = prepare_turn(
+    return prepare_turn(
         state,
         ask.messages,
         params,
@@ -61,7 +66,6 @@ def _prepare(body: bytes, state: ServerState) -> tuple[ChatRequest, ChatTurn]:
         cache_salt=ask.cache_salt or "",
         beams=read_beams(ask, [params]),
     )
-    return ask, turn
 
 
 async def _answer(generation: Generation, ask: ChatRequest, turn: ChatTurn, head: dict[str, Any]) -> dict[str, Any]:

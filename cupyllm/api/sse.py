@@ -48,11 +48,17 @@ async def unless_client_leaves(receive: Receive, work: Coroutine[Any, Any, T]) -
 
 
 class EventStream:
-    """An answer that sends each of `frames` as an event. `close` is called at the end, however it comes."""
+    """An answer that sends each of `frames` as an event. `close` is called at the end, however it comes.
 
-    def __init__(self, frames: AsyncIterator[dict[str, Any]], close: Callable[[], None]) -> None:
+    `named` events are those of /v1/responses: their type stands before the data, and the last one ends the stream.
+    """
+
+    def __init__(
+        self, frames: AsyncIterator[dict[str, Any]], close: Callable[[], None], *, named: bool = False
+    ) -> None:
         self._frames = frames
         self._close = close
+        self._named = named
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -67,7 +73,8 @@ class EventStream:
         try:
             async for line in _with_keep_alive(self._frames):
                 await _send(send, line)
-            await _send(send, "data: [DONE]\n\n")
+            if not self._named:
+                await _send(send, "data: [DONE]\n\n")
         except TimeoutError:
             raise
         except Exception as error:
@@ -102,4 +109,5 @@ async def _next_or_none(frames: AsyncIterator[dict[str, Any]]) -> dict[str, Any]
 
 
 def _event(frame: dict[str, Any]) -> str:
-    return f"data: {json.dumps(frame, ensure_ascii=False, allow_nan=False)}\n\n"
+    name = f"event: {frame['type']}\n" if "type" in frame else ""
+    return f"{name}data: {json.dumps(frame, ensure_ascii=False, allow_nan=False)}\n\n"

@@ -11,6 +11,7 @@ import pytest
 
 from cupyllm.api.protocol.chat import ChatRequest
 from cupyllm.api.protocol.completions import CompletionRequest
+from cupyllm.api.protocol.responses import ResponsesRequest
 from cupyllm.api.protocol.shared import NoEffect, NotYet, SharedRequest, StrictModel
 from cupyllm.api.protocol.tokenize import TokenizeRequest
 from cupyllm.config import ServerConfig, load_config
@@ -39,7 +40,9 @@ def test_the_field_table_holds_every_field_with_its_fate(kind: type[SharedReques
     assert {name: fate[column] for name, *fate in rows if fate[column] != "-"} == fates(kind)
 
 
-@pytest.mark.parametrize(("kind", "title"), [(TokenizeRequest, "Tokenize and detokenize")])
+@pytest.mark.parametrize(
+    ("kind", "title"), [(TokenizeRequest, "Tokenize and detokenize"), (ResponsesRequest, "Responses")]
+)
 def test_a_table_of_one_route_holds_every_field_with_its_fate(kind: type[StrictModel], title: str) -> None:
     assert dict(re.findall(r"^\| `(\w+)` \| ([\w ]+?) \|", section(title), re.MULTILINE)) == fates(kind)
 

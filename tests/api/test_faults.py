@@ -81,6 +81,24 @@ def test_05_the_official_client_raises_on_an_error_frame(faulty: Faulty) -> None
     assert caught.value.code == "internal_error"
 
 
+def test_05_a_failed_response_says_so_before_the_error_frame(faulty: Faulty) -> None:
+    server, ops = faulty
+    ops.before_step = raise_at(ops.num_steps + 6, RuntimeError("secret detail of step"))
+    client = server.openai()
+    stream = client.responses.create(model=MODEL_NAME, input="the", stream=True, extra_body={"ignore_eos": True})
+    events = []
+    with pytest.raises(openai.APIError, match="internal error; request id req_"):
+        events.extend(stream)
+    assert events[-1].type == "response.failed"
+    assert events[-1].response.status == "failed"
+    assert "request id req_" in events[-1].response.error.message
+    assert events[-1].response.output[0].status == "incomplete"
+    assert "secret" not in str(events)
+    ops.before_step = raise_at(ops.num_steps + 2, RuntimeError("boom"))
+    assert server.post("/v1/responses", {"input": "the"}).status_code == 500
+    assert is_idle(server)
+
+
 def test_a_failed_step_is_500_for_all_plain_requests(faulty: Faulty) -> None:
     server, ops = faulty
     before = server.worker.num_failed_steps

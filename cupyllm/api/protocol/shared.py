@@ -180,7 +180,7 @@ def read_request(kind: type[RequestT], body: dict[str, Any], *, strict: bool) ->
     try:
         request = kind.model_validate(fields)
     except ValidationError as error:
-        raise _as_request_error(error) from None
+        raise as_request_error(error) from None
     if isinstance(request, SharedRequest) and request.stream_options is not None and not request.stream:
         raise RequestError("stream_options needs stream to be true", param="stream_options")
     return request
@@ -205,11 +205,11 @@ _EXPECTED = {
 }
 
 
-def _as_request_error(error: ValidationError) -> RequestError:
+def as_request_error(error: ValidationError, path: str = "") -> RequestError:
+    """The first of pydantic's complaints about the object at `path`, "" for the body."""
     first = error.errors(include_url=False, include_input=False)[0]
-    path = str(first["loc"][0])
-    for part in first["loc"][1:]:
-        path += f"[{part}]" if isinstance(part, int) else f".{part[:64]}"
+    for part in first["loc"]:
+        path += f"[{part}]" if isinstance(part, int) else f".{part[:64]}" if path else part
     if first["type"] in _EXPECTED:
         expected = _EXPECTED[first["type"]].format(**first.get("ctx", {}))
     else:
