@@ -18,6 +18,7 @@ from cupyllm.api.generation import Delta, Generation, start_generation
 from cupyllm.api.protocol.thinking import Thinking
 from cupyllm.api.protocol.tools import ToolUse
 from cupyllm.api.state import ServerState
+from cupyllm.api.turn_guide import guide_turn
 from cupyllm.beam_search import BeamParams
 from cupyllm.errors import RequestError
 from cupyllm.message_parts import CallEnd, ContentText, Message, MessagePart, ReasoningText
@@ -88,10 +89,11 @@ def prepare_turn(
             continue_final_message=continue_final_message,
             enable_thinking=thinking.enable,
         )
+        params = guide_turn(state, params, thinking, prompt_ids, beams=bool(beams))
         asked = EngineRequest([prompt_ids], [params], priority, cache_salt, beams or [])
         asked.check(state.loaded.engine)
     except RequestError as error:
-        names = {"prompt": "messages", "chat_template_kwargs.enable_thinking": thinking.param}
+        names = {"prompt": "messages", "chat_template_kwargs.enable_thinking": thinking.enable_param}
         error.param = names.get(error.param or "", error.param)
         raise
     return ChatTurn(asked, tools, ThinkTokens.of(state.loaded.tokenizer))

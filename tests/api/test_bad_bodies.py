@@ -105,6 +105,7 @@ BAD_CHAT_FIELDS = {
     "functions": [[{"name": "f"}]],
     "function_call": ["auto"],
     "top_logprobs": [0, 5, 21],
+    "thinking_budget": [-1, 1.5, "5", True],
     "reasoning_effort": ["some", 5, ["low"], "None"],
     "modalities": [["text", "audio"]],
     "audio": [{}],

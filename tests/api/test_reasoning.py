@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cupyllm.api.protocol.thinking import read_thinking
 from tests.api.live_server import MESSAGES, MODEL_NAME, LiveServer, run_server, write_model_folder
 from tests.api.scripted import CHAT, Actor, ScriptedOps, put_together, without_ids
 from tests.qwen_tokenizer import QWEN3_TEMPLATE, write_tokenizer_folder
@@ -117,6 +118,44 @@ def test_43_reasoning_effort_none_turns_thinking_off(server: LiveServer) -> None
     response = server.post(CHAT, body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "reasoning_effort"
+
+
+@pytest.mark.parametrize("budget", [0, 1, 5])
+def test_a_budget_ends_the_reasoning_and_the_answer_follows(actor: Actor, budget: int) -> None:
+    """The script goes on as if nothing had happened, so what is left of the thought after the end of it is content."""
+    tokenizer = actor.server.loaded.tokenizer
+    thought = [
+        *tokenizer.encode("<think>"),
+        *tokenizer.encode(THOUGHT.removeprefix("<think>").partition("</think>")[0]),
+    ]
+    plain = actor.ask(THOUGHT, thinking_budget=budget, return_token_ids=True)
+    ids = plain["token_ids"]
+    forced = tokenizer.encode("\n</think>\n\n")
+    assert ids[: budget + 1] == thought[: budget + 1]
+    assert ids[budget + 1 : budget + 1 + len(forced)] == forced
+    assert plain["message"].get("reasoning_content", "") == tokenizer.decode(thought[1 : budget + 1]).strip("\n")
+    assert without_ids(put_together(actor.ask_stream(THOUGHT, thinking_budget=budget))) == without_ids(plain)
+
+
+def test_a_budget_that_is_not_spent_changes_nothing(actor: Actor) -> None:
+    free = actor.ask(THOUGHT, return_token_ids=True)
+    assert actor.ask(THOUGHT, return_token_ids=True, thinking_budget=200) == free
+    assert actor.ask(THOUGHT, return_token_ids=True, reasoning_effort="low") == free
+    assert actor.ask("No thought.", thinking_budget=0)["message"]["content"] == "No thought."
+
+
+def test_43_the_levels_of_effort_are_budgets_unless_one_is_given() -> None:
+    budgets = [read_thinking(effort, None, None).budget for effort in ("minimal", "low", "medium", "high")]
+    assert budgets == [256, 1024, 8192, None]
+    assert read_thinking("low", None, 7).budget == 7
+    assert read_thinking(None, True, None).budget is None
+
+
+def test_a_budget_cannot_be_kept_in_a_beam_search(server: LiveServer) -> None:
+    for field in ({"thinking_budget": 5}, {"reasoning_effort": "low"}):
+        response = server.post(CHAT, {"messages": MESSAGES, "use_beam_search": True} | field)
+        assert response.status_code == 400
+        assert [response.json()["error"]["param"]] == list(field)
 
 
 def test_reasoning_can_be_sent_back(actor: Actor) -> None:

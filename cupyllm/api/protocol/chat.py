@@ -31,6 +31,7 @@ class ChatRequest(SharedRequest):
     continue_final_message: bool = False
     chat_template_kwargs: ChatTemplateKwargs | None = None
     reasoning_effort: Annotated[Any, ShownAs(ReasoningEffort)] = None
+    thinking_budget: Annotated[int, Field(ge=0)] | None = None
     tools: Annotated[Any, ShownAs(Tools)] = None
     tool_choice: Annotated[Any, ShownAs(ToolChoice)] = None
     parallel_tool_calls: bool = True
@@ -52,7 +53,7 @@ class ChatRequest(SharedRequest):
     def thinking(self) -> Thinking:
         """How the model is to think. Raises RequestError."""
         kwargs = self.chat_template_kwargs or ChatTemplateKwargs()
-        return read_thinking(self.reasoning_effort, kwargs.enable_thinking)
+        return read_thinking(self.reasoning_effort, kwargs.enable_thinking, self.thinking_budget)
 
     @property
     def tool_use(self) -> ToolUse:
