@@ -25,6 +25,8 @@ from cupyllm.sampling_batch import TokenLogprobs
 from cupyllm.sequence import FinishReason
 from cupyllm.startup import load_engine
 from cupyllm.step_result import TokenEvent
+from cupyllm.structured.grammar import grammar_of
+from cupyllm.token_guide import Guide
 from cupyllm.tokenizer import Tokenizer
 from cupyllm.tools import normalise_tools
 
@@ -83,6 +85,7 @@ class LLM:
         self.engine = loaded.engine
         self.tokenizer = loaded.tokenizer
         self.chat_template = loaded.chat_template
+        self.guides = loaded.guides
 
     def generate(
         self,
@@ -136,6 +139,26 @@ class LLM:
             RequestOutput(tuple(prompt_ids), _best_beams(search, n, self.tokenizer))
             for prompt_ids, search in zip(as_ids, searches, strict=True)
         ]
+
+    def guide(
+        self,
+        *,
+        json_schema: dict[str, Any] | None = None,
+        json_object: bool = False,
+        regex: str | None = None,
+        choice: Seq[str] | None = None,
+        grammar: str | None = None,
+    ) -> Guide:
+        """For `SamplingParams(guide=...)`: answers that are valid by a JSON schema, any JSON object, what a regular
+        expression matches, one of several texts, or what a grammar (Lark or GBNF) derives. One of them is given.
+
+        Raises RequestError naming it when it cannot be used.
+        """
+        specs = {"json": json_schema, "json_object": json_object, "regex": regex, "choice": choice, "grammar": grammar}
+        found = grammar_of(specs, {kind: kind for kind in specs} | {"json": "json_schema"})
+        if found is None:
+            raise RequestError("guide needs one of json_schema, json_object, regex, choice and grammar")
+        return self.guides.compile(found)
 
     def _encode(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):

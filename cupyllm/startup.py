@@ -19,6 +19,7 @@ from cupyllm.kv_cache import allocate_kv_cache, bytes_per_page
 from cupyllm.model import make_model
 from cupyllm.model_config import GenerationDefaults, ModelConfig, read_generation_defaults, read_model_config
 from cupyllm.ops.select import Backend, make_backend
+from cupyllm.structured.compiler import GuideCompiler
 from cupyllm.tokenizer import Tokenizer
 from cupyllm.weights import load_weights, weight_bytes
 
@@ -32,6 +33,7 @@ class LoadedModel:
     chat_template: ChatTemplate | None
     folder: Path
     facts: tuple[tuple[str, str], ...]  # (what, value) lines of the start banner
+    guides: GuideCompiler
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
     dtype = choose_dtype(config, model_config, backend)
     size = size_cache(config, model_config, dtype, backend.device)
 
+    vocab_limit = min(model_config.vocab_size, tokenizer.num_tokens)
     checkpoint = Checkpoint.open(folder)
     with tqdm(
         total=checkpoint.num_bytes,
@@ -85,10 +88,12 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
         backend.ops,
         backend.device,
         max_model_len=size.max_model_len,
-        vocab_limit=min(model_config.vocab_size, tokenizer.num_tokens),
+        vocab_limit=vocab_limit,
         defaults=defaults,
     )
-    return LoadedModel(engine, tokenizer, chat_template, folder, _facts(config, model_config, backend, dtype, size))
+    facts = _facts(config, model_config, backend, dtype, size)
+    guides = GuideCompiler(tokenizer, model_config.end_token_ids, vocab_limit=vocab_limit)
+    return LoadedModel(engine, tokenizer, chat_template, folder, facts, guides)
 
 
 def _facts(

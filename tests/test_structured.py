@@ -241,8 +241,12 @@ def test_a_json_object_is_one_object() -> None:
 def test_blanks_in_json_are_bounded() -> None:
     compiler = demo_compiler()
     guide = compiler.compile(json_object_grammar())
-    assert accepts(compiler, guide, "{" + " " * 64 + "}")
-    assert not accepts(compiler, guide, "{" + " " * 65 + "}")
+    for blanks in ("", " ", "\n", "\r\n\t\t", "\n" + " " * 32):
+        assert accepts(
+            compiler, guide, f'{{{blanks}"a"{blanks}:{blanks}[{blanks}1{blanks},{blanks}2{blanks}]{blanks}}}'
+        )
+    for blanks in ("  ", "\n\n", "\n" + " " * 33, "\t", "\u00a0"):
+        assert not accepts(compiler, guide, f"{{{blanks}}}")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ from cupyllm.structured.json_schema import check_schema
 MAX_SCHEMA_BYTES = 128 * 1024
 MAX_GRAMMAR_BYTES = 64 * 1024
 MAX_CHOICES = 4096
-# At most so many blanks at one place of a JSON text: enough to indent, and no model writes them to the end.
-_JSON_BLANKS = r"[\x20\x0A\x0D\x09]{1,64}"
+# Between two parts of a JSON text: one blank, or a line break and an indentation. JSON allows any number of blanks, and
+# a model that has nothing to say would write them to the end.
+_JSON_BLANKS = r" |\r?\n[ \t]{0,32}"
 # Without it the library works out the text that must come next at once, which for `(a{1000}){1000}` takes a second.
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
 _OPTIONS = re.compile(r"%llguidance\s*\{\s*[^}\s]")
@@ -36,11 +37,27 @@ class Grammar:
     has_own_lines: bool = False
 
 
-def json_schema_grammar(schema: Any, *, param: str = "json_schema", lenient: bool = False) -> Grammar:
+def grammar_of(specs: Mapping[str, Any], params: Mapping[str, str]) -> Grammar | None:
+    """The grammar of the one spec that is given: by kind ("json", "json_object", "regex", "choice", "grammar") or None.
+
+    A spec of None, or false for "json_object", is not given. params are the names of the kinds' fields. Raises
+    RequestError when more than one is given.
+    """
+    given = [kind for kind, spec in specs.items() if spec is not None and not (kind == "json_object" and spec is False)]
+    if not given:
+        return None
+    if len(given) > 1:
+        first, second, *_ = (params[kind] for kind in given)
+        raise RequestError(f"{second} cannot be used with {first}: one of them can decide", param=second)
+    (kind,) = given
+    return _MAKERS[kind](specs[kind], params[kind])
+
+
+def json_schema_grammar(schema: Any, param: str = "json_schema") -> Grammar:
     """JSON that is valid by `schema`, its keys in the schema's order. Raises RequestError for a schema that is not
     accepted: see check_schema.
     """
-    return Grammar(f"{NO_FORCING}start: {json_rule(schema, param=param, lenient=lenient)}\n", param)
+    return Grammar(f"{NO_FORCING}start: {json_rule(schema, param=param)}\n", param)
 
 
 def json_rule(schema: Any, *, param: str, lenient: bool = False) -> str:
@@ -56,12 +73,14 @@ def json_rule(schema: Any, *, param: str, lenient: bool = False) -> str:
     return f"%json {text}"
 
 
-def json_object_grammar(*, param: str = "json_object") -> Grammar:
+def json_object_grammar(wanted: Any = True, param: str = "json_object") -> Grammar:
     """Any JSON object."""
-    return json_schema_grammar({"type": "object"}, param=param)
+    if wanted is not True:
+        raise RequestError(f"{param} must be true or false", param=param)
+    return json_schema_grammar({"type": "object"}, param)
 
 
-def regex_grammar(regex: Any, *, param: str = "regex") -> Grammar:
+def regex_grammar(regex: Any, param: str = "regex") -> Grammar:
     """Text that a regular expression matches from its beginning to its end, in the syntax of Rust's regex crate."""
     _check_text(regex, param)
     # A rule's regular expression stands between slashes, on one line.
@@ -69,7 +88,7 @@ def regex_grammar(regex: Any, *, param: str = "regex") -> Grammar:
     return Grammar(f"{NO_FORCING}start: /{escaped}/\n", param)
 
 
-def choice_grammar(choices: Any, *, param: str = "choice") -> Grammar:
+def choice_grammar(choices: Any, param: str = "choice") -> Grammar:
     """One of several texts."""
     if not isinstance(choices, Sequence) or isinstance(choices, str | bytes) or not 1 <= len(choices) <= MAX_CHOICES:
         raise RequestError(f"{param} must be a list of 1 to {MAX_CHOICES} strings", param=param)
@@ -79,7 +98,7 @@ def choice_grammar(choices: Any, *, param: str = "choice") -> Grammar:
     return Grammar(f"{NO_FORCING}start: CHOICE\nCHOICE: {' | '.join(map(literal, choices))}\n", param)
 
 
-def user_grammar(text: Any, *, param: str = "grammar") -> Grammar:
+def user_grammar(text: Any, param: str = "grammar") -> Grammar:
     """A grammar in Lark's syntax, with a rule `start`, or in GBNF, with a rule `root` (llama.cpp, xgrammar)."""
     _check_text(text, param)
     if _OPTIONS.search(text):
@@ -87,6 +106,15 @@ def user_grammar(text: Any, *, param: str = "grammar") -> Grammar:
     if "::=" in text:
         return Grammar(NO_FORCING + _lark_of_gbnf(text, param), param)
     return Grammar(f"{text}\n{NO_FORCING}", param, has_own_lines=True)
+
+
+_MAKERS: Mapping[str, Callable[[Any, str], Grammar]] = {
+    "json": json_schema_grammar,
+    "json_object": json_object_grammar,
+    "regex": regex_grammar,
+    "choice": choice_grammar,
+    "grammar": user_grammar,
+}
 
 
 def literal(text: str) -> str:
