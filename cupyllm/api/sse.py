@@ -4,23 +4,25 @@ Every event is one `data: JSON` line and a blank line. On success the last one i
 last one is `data: {"error": {...}}`, and no [DONE] follows: the official client raises on the error and reads no more,
 and a reader that only waits for [DONE] must not take a failure for success. A comment line goes out when nothing else
 has for 15 seconds, so that nobody on the way takes a long prompt for a dead connection.
+
+A client that reads slowly holds up its own stream only: `send` waits until the kernel has taken what came before.
+connection.py gives it up when it reads nothing at all, live_request.py when too many tokens wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
-import anyio
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from cupyllm.api.errors import error_object
 
 KEEP_ALIVE_SECONDS = 15.0
-WRITE_SECONDS = 30.0
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -59,53 +61,43 @@ class EventStream:
         self._frames = frames
         self._close = close
         self._named = named
+        self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await unless_client_leaves(receive, self._write(scope["state"]["request_id"], send))
-        except (ClientDisconnect, TimeoutError):
+        except ClientDisconnect:
             return  # nobody reads any more
         finally:
             self._close()
 
     async def _write(self, request_id: str, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+        self._last_sent = time.monotonic()
+        keeping_alive = asyncio.ensure_future(self._fill_pauses(send))
         try:
-            async for line in _with_keep_alive(self._frames):
-                await _send(send, line)
+            async for frame in self._frames:
+                await self._send(send, _event(frame))
             if not self._named:
-                await _send(send, "data: [DONE]\n\n")
-        except TimeoutError:
-            raise
+                await self._send(send, "data: [DONE]\n\n")
         except Exception as error:
             _, body, _ = error_object(error, request_id)
-            await _send(send, _event(body))
+            await self._send(send, _event(body))
+        finally:
+            keeping_alive.cancel()
         await send({"type": "http.response.body", "body": b""})
 
-
-async def _send(send: Send, text: str) -> None:
-    """Send a piece; a client that has read nothing for 30 seconds is given up with TimeoutError."""
-    with anyio.fail_after(WRITE_SECONDS):
+    async def _send(self, send: Send, text: str) -> None:
         await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+        self._last_sent = time.monotonic()
 
-
-async def _with_keep_alive(frames: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    """The frames as events, with comment lines in long pauses."""
-    while True:
-        upcoming = asyncio.ensure_future(_next_or_none(frames))
-        try:
-            while not (await asyncio.wait({upcoming}, timeout=KEEP_ALIVE_SECONDS))[0]:
-                yield ": keep-alive\n\n"
-        finally:
-            upcoming.cancel()
-        frame = upcoming.result()
-        if frame is None:
-            return
-        yield _event(frame)
-
-
-async def _next_or_none(frames: AsyncIterator[dict[str, Any]]) -> dict[str, Any] | None:
-    return await anext(frames, None)
+    async def _fill_pauses(self, send: Send) -> None:
+        """Comment lines; a task beside the writer, because a timer for every event would cost more than the event."""
+        while True:
+            due = self._last_sent + KEEP_ALIVE_SECONDS
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            if self._last_sent + KEEP_ALIVE_SECONDS <= time.monotonic():
+                await self._send(send, ": keep-alive\n\n")
 
 
 def _event(frame: dict[str, Any]) -> str:

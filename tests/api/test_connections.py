@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cupyllm.api import connection
 from tests.api.faults import FaultyOps, Turnstile, start_stream
-from tests.api.live_server import LiveServer, frames, raw_connection, run_server
+from tests.api.live_server import LiveServer, frames, raw_connection, run_server, wait_until
 
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n"
 JSON = b"content-type: application/json\r\n"
@@ -107,6 +110,51 @@ def test_nobody_else_is_cut_off(model_folder: Path, monkeypatch: pytest.MonkeyPa
         assert frames(stream)[-1] == "[DONE]"
         kept.sendall(GET + b"\r\n")
         assert read_answer(kept)[1] == b'{"status": "ok"}'
+
+
+STUCK = {"prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True, "n": 16, "temperature": 1, "seed": 1}
+
+
+@contextmanager
+def narrow_connection(server: LiveServer) -> Iterator[socket.socket]:
+    """Its receive buffer is the smallest that there is, so that the server's side is soon full."""
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
+        client.settimeout(20)
+        client.connect(("127.0.0.1", server.port))
+        yield client
+
+
+def send_json(client: socket.socket, body: Any) -> None:
+    content = json.dumps(body).encode()
+    client.sendall(POST + JSON + b"content-length: %d\r\n\r\n" % len(content) + content)
+
+
+def test_a_client_that_does_not_read_is_cut_off_and_its_request_ends(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(connection, "WRITE_SECONDS", 0.2)
+    with narrow_connection(server) as client:
+        send_json(client, STUCK)
+        wait_until(lambda: "has read nothing for 0.2 s" in caplog.text, "the client is given up")
+        wait_until(lambda: server.worker.num_live == 0, "its request has ended")
+        with suppress(ConnectionResetError):
+            assert not read_all(client).endswith(b"0\r\n\r\n"), "the answer came to its end"
+
+
+def test_a_client_that_reads_slowly_gets_everything_and_holds_nobody_up(server: LiveServer) -> None:
+    with narrow_connection(server) as client:
+        send_json(client, STUCK)
+        received = client.recv(65536)
+        wait_until(lambda: server.worker.stats.num_running == 0, "the engine is done with what it does not read")
+        assert server.post("/v1/completions", {"prompt": "b", "max_tokens": 1}).status_code == 200
+        while data := client.recv(65536):
+            received += data
+            if received.endswith(b"0\r\n\r\n"):
+                break
+    assert b"data: [DONE]" in received
+    assert received.count(b'"finish_reason": "length"') == 16
 
 
 def test_expect_100_continue_is_answered_before_the_body_is_sent(server: LiveServer) -> None:

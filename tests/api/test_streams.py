@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
@@ -95,23 +92,3 @@ def test_a_finished_request_is_one_line_without_text(server: LiveServer, caplog:
     assert " /v1/chat/completions prompt_tokens=" in line
     assert " output_tokens=3 finish=length first_token_s=" in line
     assert "secret" not in caplog.text
-
-
-def test_a_reader_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "WRITE_SECONDS", 0.01)
-    closed = []
-
-    async def endless() -> AsyncIterator[dict[str, Any]]:
-        while True:
-            yield {}
-
-    async def never(*_: Any) -> Any:
-        await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.body":
-            await never()
-
-    stream = sse.EventStream(endless(), close=lambda: closed.append(True))
-    asyncio.run(asyncio.wait_for(stream({"state": {"request_id": "r"}}, never, send), 20))
-    assert closed == [True]

@@ -1,0 +1,172 @@
+"""What HTTP costs: requests and chunks a second through the whole server, over a stub model that answers at once.
+
+python benchmarks/api_overhead.py --json benchmarks/results/api_overhead.json
+
+N is the number of connections. The clients are one other process, which reads raw sockets.
+
+api.chunks_per_s.N        chat chunks of all streams together; a step of the model begins when the last one's are sent
+api.cpu_us_per_chunk.N    the server's CPU time in these runs, over the chunks
+api.requests_per_s.N      plain chat requests of 16 tokens, each connection sending one after the other
+api.token_to_socket_ms.64 from the end of a step to the client that has read the chunk, at 64 streams of 100 tokens a
+                          second each: median and 99th percentile
+api.loop_stall_ms.*       how long nothing else moves while a prompt of 1 MB is read and tokenised
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from api_stub import StubServer, now_us, stub_server
+from record import Row, finish
+
+CONNECTIONS = (1, 16, 64, 256)
+CHUNKS_LIMIT = {64: ">= 8000"}
+REQUESTS_LIMIT = {16: ">= 600"}
+PACE_SECONDS = 0.01
+_CONTENT = re.compile(rb'"content": ?"(\d+)')
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    runs: dict[str, list[float]] = {}
+    with stub_server(max(CONNECTIONS)) as server:
+        asyncio.run(plain(server, 16, 4))  # warm
+        for _ in range(arguments.rounds):
+            for name, value in one_round(server):
+                runs.setdefault(name, []).append(value)
+    finish([row(name, values) for name, values in runs.items()], arguments.json)
+
+
+def one_round(server: StubServer) -> list[tuple[str, float]]:
+    figures = []
+    for count in CONNECTIONS:
+        cpu = server.cpu_seconds()
+        load = asyncio.run(streams(server, count, max_tokens=min(1500, 32_000 // count)))
+        figures.append((f"api.chunks_per_s.{count}", load.chunks / load.seconds))
+        figures.append((f"api.cpu_us_per_chunk.{count}", (server.cpu_seconds() - cpu) / load.chunks * 1e6))
+    for count in CONNECTIONS:
+        load = asyncio.run(plain(server, count, repeats=max(2, 1000 // count)))
+        figures.append((f"api.requests_per_s.{count}", load.requests / load.seconds))
+    server.pace.value = PACE_SECONDS
+    delays = sorted(asyncio.run(streams(server, 64, max_tokens=300)).delays_us)
+    server.pace.value = 0.0
+    figures.append(("api.token_to_socket_ms.64.p50", statistics.median(delays) / 1e3))
+    figures.append(("api.token_to_socket_ms.64.p99", delays[len(delays) * 99 // 100] / 1e3))
+    text = "The quick brown fox jumps over the lazy dog; 12 of them. " * 18_000
+    for route, body in (
+        ("completions", {"prompt": text}),
+        ("chat/completions", {"messages": [{"role": "user", "content": text}]}),
+    ):
+        stall = asyncio.run(loop_stall(server, route, body))
+        figures.append((f"api.loop_stall_ms.{route.split('/')[0]}", stall * 1e3))
+    return figures
+
+
+def row(name: str, values: list[float]) -> Row:
+    _, figure, place, *last = name.split(".")
+    if figure == "chunks_per_s":
+        return Row(name, "chunks/s", values, limit=CHUNKS_LIMIT.get(int(place)))
+    if figure == "requests_per_s":
+        return Row(name, "requests/s", values, limit=REQUESTS_LIMIT.get(int(place)))
+    if figure == "cpu_us_per_chunk":
+        return Row(name, "us", values)
+    return Row(name, "ms", values, limit={"loop_stall_ms": "<= 100"}.get(figure, "<= 20" if last == ["p99"] else None))
+
+
+@dataclass
+class Load:
+    """What a run of many connections came to."""
+
+    seconds: float = 0.0
+    chunks: int = 0
+    requests: int = 0
+    delays_us: list[int] = field(default_factory=list)
+
+
+async def streams(server: StubServer, count: int, max_tokens: int) -> Load:
+    """`count` chat streams at once. The time runs from the first chunk that all of them share to the last."""
+    load = Load()
+    body = chat_body(max_tokens=max_tokens, stream=True)
+
+    async def one() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(request("chat/completions", body))
+        rest = await reader.readuntil(b"\r\n\r\n")
+        assert rest.startswith(b"HTTP/1.1 200 "), rest
+        while not rest.endswith(b"0\r\n\r\n"):
+            data = await reader.read(65536)
+            assert data, "the server closed the connection"
+            now = now_us()
+            found = _CONTENT.findall(rest + data)
+            load.chunks += len(found)
+            load.delays_us += [now - int(sent) for sent in found]
+            # A chunk may be cut anywhere: what follows the last whole event is looked at again.
+            rest = (rest + data).rpartition(b"\n\n")[2]
+        writer.close()
+
+    started = time.perf_counter()
+    await asyncio.gather(*(one() for _ in range(count)))
+    load.seconds = time.perf_counter() - started
+    assert load.chunks == count * max_tokens, (load.chunks, count, max_tokens)
+    return load
+
+
+async def plain(server: StubServer, count: int, repeats: int) -> Load:
+    """`count` connections, each sending `repeats` plain requests one after the other."""
+    sent = request("chat/completions", chat_body(max_tokens=16))
+
+    async def one() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        for _ in range(repeats):
+            writer.write(sent)
+            assert await read_answer(reader) == 200
+        writer.close()
+
+    started = time.perf_counter()
+    await asyncio.gather(*(one() for _ in range(count)))
+    return Load(time.perf_counter() - started, requests=count * repeats)
+
+
+async def loop_stall(server: StubServer, route: str, body: dict[str, Any]) -> float:
+    """Seconds; the prompt is too long for the model, which the server knows only when it has been tokenised."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    await asyncio.sleep(0.1)
+    server.longest_stall.value = 0.0
+    writer.write(request(route, body))
+    assert await read_answer(reader) == 400
+    writer.close()
+    await asyncio.sleep(0.1)
+    return server.longest_stall.value
+
+
+async def read_answer(reader: asyncio.StreamReader) -> int:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(re.search(rb"content-length: (\d+)", head).group(1))  # type: ignore[union-attr]
+    await reader.readexactly(length)
+    return int(head[9:12])
+
+
+def chat_body(**fields: Any) -> dict[str, Any]:
+    messages = [{"role": "system", "content": "You are helpful."}, {"role": "user", "content": "What is a page?"}]
+    return {"model": "stub", "messages": messages, "temperature": 0.7, "ignore_eos": True} | fields
+
+
+def request(route: str, body: dict[str, Any]) -> bytes:
+    content = json.dumps(body).encode()
+    head = f"POST /v1/{route} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    return head.encode() + b"content-length: %d\r\n\r\n" % len(content) + content
+
+
+if __name__ == "__main__":
+    main()
