@@ -138,10 +138,7 @@ class Engine:
         for one in params:
             self.check(prompt_ids, one)
         if self.num_waiting + len(params) > self.config.max_waiting:
-            raise QueueFullError(
-                f"{self.num_waiting} sequences are waiting and at most {self.config.max_waiting} may (max_waiting); "
-                "try again later"
-            )
+            raise QueueFullError(self.num_waiting, self.config.max_waiting)
         first, *others = [self._make_sequence(prompt_ids, one, priority, cache_salt) for one in params]
         if params[0].prompt_logprobs is not None:
             first.readout = PromptReadout(params[0].prompt_logprobs)

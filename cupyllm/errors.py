@@ -55,6 +55,11 @@ class ContextLengthError(RequestError):
 class QueueFullError(CupyllmError):
     """The waiting queue is full; the same request can succeed later."""
 
+    def __init__(self, num_waiting: int, max_waiting: int) -> None:
+        super().__init__(
+            f"{num_waiting} sequences are waiting and at most {max_waiting} may (max_waiting); try again later"
+        )
+
 
 class EngineError(CupyllmError):
     """The engine failed or is stopping; the request itself was fine."""

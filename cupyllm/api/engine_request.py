@@ -35,6 +35,11 @@ class EngineRequest:
     def n(self) -> int:
         return self.params[0].n
 
+    @property
+    def num_waiting(self) -> int:
+        """How many sequences it makes wait; a beam search begins with one."""
+        return len(self.prompts) * (1 if self.beams else self.n)
+
     def check(self, engine: Engine) -> None:
         """Refuse what can never be served: raises RequestError naming the field. Any thread may call it."""
         self._check_size(engine.config.max_waiting)

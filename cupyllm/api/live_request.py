@@ -7,7 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from cupyllm.api.engine_request import EngineRequest, EngineWork
+from cupyllm.api.errors import ApiError
 from cupyllm.step_result import TokenEvent
+
+# So many values may wait for a client that reads slower than the model writes, for each choice: a token is one value
+# and each of its top log-probabilities another, some hundred bytes all. Then the request ends with an error.
+MAX_UNREAD = 8192
 
 # What the engine thread delivers first, once it has taken a request.
 ADMITTED = object()
@@ -33,6 +38,9 @@ class LiveRequest:
         self._abort = abort
         self._forget = forget
         self._items: asyncio.Queue[Any] = asyncio.Queue()
+        values_per_token = 1 + max(params.logprobs or 0 for params in asked.params)
+        # The answers of a beam search come all at once, and no more can follow.
+        self._most_unread = None if asked.beams else MAX_UNREAD * asked.num_waiting // values_per_token
 
     @property
     def num_cached_tokens(self) -> int:
@@ -50,7 +58,11 @@ class LiveRequest:
         return choice, event
 
     def deliver(self, item: Any) -> None:
-        """Hand over ADMITTED, an exception, or (choice, event)."""
+        """Hand over ADMITTED, an exception, or (choice, event). Where too much waits, an error ends the request."""
+        if self._items.qsize() == self._most_unread:
+            message = f"the client reads too slowly: {self._most_unread} tokens are waiting for it"
+            item = ApiError(408, message, code="client_too_slow")
+            self.close()
         self._items.put_nowait(item)
 
     def end_choice(self, choice: int) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 from cupyllm.api.engine_request import EngineRequest
 from cupyllm.api.errors import UnavailableError
 from cupyllm.api.live_request import ADMITTED, LiveRequest
+from cupyllm.api.waiting_count import WaitingCount
 from cupyllm.beam_search import BeamSearch
 from cupyllm.engine import Engine, EngineStats
 from cupyllm.errors import EngineError
@@ -46,6 +47,7 @@ class EngineWorker:
         # Of the engine thread: sequence id -> request and choice, search -> request and prompt
         self._owners: dict[int | BeamSearch, tuple[LiveRequest, int]] = {}
         self._live: set[LiveRequest] = set()
+        self._waiting = WaitingCount(engine)
         self._idle = asyncio.Event()
         self._idle.set()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -78,6 +80,7 @@ class EngineWorker:
         refusal = self.refusal()
         if refusal is not None:
             raise UnavailableError(refusal)
+        self._waiting.come(asked.num_waiting)
         request = LiveRequest(asked, abort=self._ask_to_abort, forget=self._forget)
         self._live.add(request)
         self._idle.clear()
@@ -131,8 +134,8 @@ class EngineWorker:
             return False
         return True
 
-    def _ask_to_abort(self, request: LiveRequest, choice: int | None = None) -> None:
-        """Have the engine drop one choice of a request, or all."""
+    def _ask_to_abort(self, request: LiveRequest, choice: int) -> None:
+        """Have the engine drop one choice of a request."""
         self._commands.put(partial(self._abort, request, choice))
 
     def _forget(self, request: LiveRequest) -> None:
@@ -140,7 +143,8 @@ class EngineWorker:
         if request not in self._live:
             return
         self._live.remove(request)
-        self._ask_to_abort(request)
+        self._waiting.leave(request.asked.num_waiting)
+        self._commands.put(partial(self._drop, request))
         if not self._live:
             self._idle.set()
 
@@ -180,6 +184,7 @@ class EngineWorker:
             wait = False
 
     def _add(self, request: LiveRequest) -> None:
+        self._waiting.taken(request.asked.num_waiting)
         try:
             request.work.add_to(self._engine)
             self._owners |= {s.id: (request, choice) for choice, s in enumerate(request.work.sequences)}
@@ -193,6 +198,10 @@ class EngineWorker:
     def _abort(self, request: LiveRequest, choice: int | None = None) -> None:
         for ended in request.work.abort(self._engine, choice):
             self._owners.pop(ended, None)
+
+    def _drop(self, request: LiveRequest) -> None:
+        self._abort(request)
+        self._waiting.left(request.asked.num_waiting)
 
     def _step(self) -> None:
         self._step_started = time.monotonic()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cupyllm.api import connection
+from cupyllm.api import connection, live_request
 from tests.api.faults import FaultyOps, Turnstile, start_stream
 from tests.api.live_server import LiveServer, frames, raw_connection, run_server, wait_until
 
@@ -155,6 +155,23 @@ def test_a_client_that_reads_slowly_gets_everything_and_holds_nobody_up(server: 
                 break
     assert b"data: [DONE]" in received
     assert received.count(b'"finish_reason": "length"') == 16
+
+
+def test_a_client_that_falls_too_far_behind_gets_an_error_frame(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_request, "MAX_UNREAD", 10)
+    with narrow_connection(server) as client:
+        send_json(client, STUCK)
+        wait_until(lambda: server.worker.num_live == 1, "the request has begun")
+        wait_until(lambda: server.worker.num_live == 0, "the request has ended")
+        received = b""
+        while not received.endswith(b"0\r\n\r\n"):
+            received += client.recv(65536)
+    last = received.split(b"\n\n")[-2].partition(b"data: ")[2]
+    assert json.loads(last)["error"]["code"] == "client_too_slow"
+    assert b"160 tokens are waiting" in last
+    wait_until(lambda: server.worker.stats.num_running == 0, "the engine has dropped it")
 
 
 def test_expect_100_continue_is_answered_before_the_body_is_sent(server: LiveServer) -> None:

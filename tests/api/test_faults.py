@@ -185,16 +185,33 @@ def test_a_full_queue_is_429_with_retry_after(faulty: Faulty, stream: bool) -> N
             assert server.worker.stats.num_waiting == 3
             assert server.get("/ready").status_code == 503
             assert server.get("/health").status_code == 200
-            refused = pool.submit(server.post, TEXT, LONG | {"stream": stream})
-            pass_until(turnstile, refused.done)
-            assert refused.result().status_code == 429
-            assert int(refused.result().headers["retry-after"]) >= 1
-            assert refused.result().json()["error"]["code"] == "rate_limit_exceeded"
+            refused = server.post(TEXT, LONG | {"stream": stream})  # while a step is running
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.json()["error"]["code"] == "rate_limit_exceeded"
             assert server.worker.stats.num_running == 2
             for response in running + waiting:
                 response.close()
         wait_until(lambda: is_idle(server), "every closed request has left the engine")
     assert answer(server)
+
+
+def test_who_has_left_the_queue_keeps_nobody_out(faulty: Faulty) -> None:
+    """The engine learns only after the step in progress that one of those waiting has gone."""
+    server, ops = faulty
+    with ThreadPoolExecutor(8) as pool:
+        with Turnstile(ops) as turnstile:
+            opened = [start_stream(server, turnstile, pool, LONG) for _ in range(2)]
+            pass_until(turnstile, lambda: server.worker.stats.num_running == 2)
+            opened += [start_stream(server, turnstile, pool, LONG) for _ in range(3)]
+            opened.pop().close()
+            wait_until(lambda: server.worker.num_live == 4, "the server has seen that it has gone")
+            assert server.worker.stats.num_waiting == 3
+            opened.append(start_stream(server, turnstile, pool, LONG))
+            assert server.post(TEXT, LONG).status_code == 429
+            for response in opened:
+                response.close()
+        wait_until(lambda: is_idle(server), "every closed request has left the engine")
 
 
 def test_59_the_official_client_tries_again_after_429(faulty: Faulty) -> None:
