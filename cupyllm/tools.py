@@ -35,6 +35,11 @@ def normalise_tools(tools: object) -> list[dict[str, Any]]:
     return [{"type": "function", "function": function} for function in functions]
 
 
+def strict_names(tools: list[Any]) -> frozenset[str]:
+    """The names of the tools, of those that normalise_tools accepted, whose schema is to be kept to the letter."""
+    return frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict"))
+
+
 def _function(value: object, path: str) -> dict[str, Any]:
     tool = as_object(value, path)
     kind = text_of(tool, "type", path)

@@ -79,8 +79,6 @@ def prepare_turn(
     template = state.loaded.chat_template
     if template is None:
         raise RequestError("this model has no chat template; use /v1/completions", param="messages")
-    if tools.mode == "required":
-        raise RequestError("tool_choice is not supported yet; only 'auto' and 'none' are accepted", param="tool_choice")
     try:
         prompt_ids = template.encode(
             normalise_messages(messages),
@@ -89,7 +87,7 @@ def prepare_turn(
             continue_final_message=continue_final_message,
             enable_thinking=thinking.enable,
         )
-        params = guide_turn(state, params, thinking, prompt_ids, beams=bool(beams))
+        params = guide_turn(state, params, tools, thinking, prompt_ids, beams=bool(beams))
         asked = EngineRequest([prompt_ids], [params], priority, cache_salt, beams or [])
         asked.check(state.loaded.engine)
     except RequestError as error:

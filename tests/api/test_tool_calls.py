@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,14 @@ def test_17_the_official_client_accumulates_streamed_calls(actor: Actor) -> None
     client = actor.server.openai()
     request: Any = {"model": MODEL_NAME, "messages": MESSAGES, "temperature": 0}
     strict = {**WEATHER, "function": WEATHER["function"] | {"strict": True}}
-    actor.tell("Let me look.\n" + PARIS + PARIS)
+    rome = PARIS.replace("Paris \U0001fae0 </tool_call>", "Rome")
+    actor.tell("Let me look.\n" + rome + "\n" + rome)
     with client.chat.completions.stream(**request, tools=[strict]) as stream:
         events = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
         choice = stream.get_final_completion().choices[0]
     assert [(event.index, event.name) for event in events] == [(0, "get_weather"), (1, "get_weather")]
     assert choice.message.tool_calls is not None
-    assert [call.function.parsed_arguments for call in choice.message.tool_calls] == [
-        {"city": "Paris \U0001fae0 </tool_call>"}
-    ] * 2
+    assert [call.function.parsed_arguments for call in choice.message.tool_calls] == [{"city": "Rome"}] * 2
     assert (choice.message.content, choice.finish_reason) == ("Let me look.", "tool_calls")
     actor.tell(TIME)
     plain = client.chat.completions.create(**request, tools=[NOW]).choices[0]
@@ -197,3 +197,126 @@ def test_tools_are_refused_where_the_template_cannot_show_them(server: LiveServe
         response = live.post(CHAT, {"messages": MESSAGES, "tools": [NOW]})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "tools"
+
+
+# -- calls that a grammar enforces -------------------------------------------------------------------
+
+FORECAST: Any = {
+    "type": "function",
+    "function": {
+        "name": "forecast",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "city": {"enum": ["Paris", "Rome"]},
+                "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            },
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+NAMED: Any = {"type": "function", "function": {"name": "forecast"}}
+BROKEN = '<tool_call>\n{"name": "forecast", "arguments": {"town": 5}}\n</tool_call>'
+
+
+BAD: Any = {"type": "function", "function": {"name": "bad"}}
+
+
+def bad_schema(strict: bool) -> Any:
+    """A tool whose schema asks for something that no grammar can keep."""
+    parameters = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    return {"type": "function", "function": {"name": "bad", "parameters": parameters, "strict": strict}}
+
+
+def assert_valid(call: Any) -> None:
+    assert call["function"]["name"] in ("forecast", "now")
+    arguments = json.loads(call["function"]["arguments"])
+    if call["function"]["name"] == "now":
+        assert arguments == {}
+    else:
+        assert set(arguments) == {"city", "days"}
+        assert arguments["city"] in ("Paris", "Rome")
+        assert arguments["days"] in range(1, 10)
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize("wish", ["I would rather talk.", BROKEN, "<think>\nHm.\n</think>\n\nNo.", ""])
+def test_39_a_call_that_is_required_comes_whatever_the_model_wants(actor: Actor, choice: Any, wish: str) -> None:
+    fields: dict[str, Any] = {"tools": [NOW, FORECAST], "tool_choice": choice, "parallel_tool_calls": False}
+    plain = actor.ask(wish, **fields)
+    assert plain["finish_reason"] == "tool_calls"
+    assert plain["message"]["content"] is None
+    (call,) = plain["message"]["tool_calls"]
+    assert_valid(call)
+    assert choice == "required" or call["function"]["name"] == "forecast"
+    assert plain["message"].get("reasoning_content", "") == ("Hm." if "Hm" in wish else "")
+    assert without_ids(put_together(actor.ask_stream(wish, **fields))) == without_ids(plain)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_39_required_calls_of_a_random_model_are_valid(server: LiveServer, seed: int) -> None:
+    body = {"messages": MESSAGES, "tools": [FORECAST, NOW], "tool_choice": "required", "temperature": 1.5, "seed": seed}
+    (choice,) = server.post(CHAT, body | {"max_tokens": 200, "reasoning_effort": "none"}).json()["choices"]
+    calls = choice["message"]["tool_calls"]
+    complete = calls if choice["finish_reason"] == "tool_calls" else calls[:-1]
+    assert choice["finish_reason"] in ("tool_calls", "length")
+    for call in complete:
+        assert_valid(call)
+
+
+def test_a_required_call_ends_where_its_grammar_does(actor: Actor) -> None:
+    text = TIME + "\n" + PARIS + "\nand more"
+    choice = actor.ask(text, tool_choice="required", **TOOLS)
+    names = [call["function"]["name"] for call in choice["message"]["tool_calls"]]
+    assert names[:2] == ["now", "get_weather"]
+    assert choice["message"]["content"] is None
+
+
+def test_a_strict_tool_that_the_model_chooses_is_called_by_its_schema(actor: Actor) -> None:
+    lenient = {**FORECAST, "function": FORECAST["function"] | {"strict": False}}
+    assert (
+        actor.ask("Look: " + BROKEN, tools=[lenient])["message"]["tool_calls"][0]["function"]["arguments"]
+        == '{"town": 5}'
+    )
+    choice = actor.ask("Look: " + BROKEN, tools=[FORECAST], parallel_tool_calls=False)
+    assert choice["message"]["content"] == "Look:"
+    assert_valid(choice["message"]["tool_calls"][0])
+    assert actor.ask("No call.", tools=[FORECAST])["message"]["content"] == "No call."
+
+
+def test_a_budget_ends_the_reasoning_before_a_required_call(actor: Actor) -> None:
+    thought = "<think>\nlong and longer\n</think>\n\n"
+    choice = actor.ask(thought, tools=[NOW], tool_choice="required", parallel_tool_calls=False, thinking_budget=2)
+    assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["now"]
+    assert_valid(choice["message"]["tool_calls"][0])
+    assert "long and longer".startswith(choice["message"].get("reasoning_content", ""))
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [NOW, bad_schema(strict=True)], "tool_choice": "required"}, "tools[1].function.parameters"),
+        ({"tools": [NOW, bad_schema(strict=True)], "tool_choice": BAD}, "tools[1].function.parameters"),
+        ({"tools": [NOW, bad_schema(strict=True)]}, "tools[1].function.parameters"),
+        ({"tools": [NOW], "tool_choice": "required", "use_beam_search": True}, "tool_choice"),
+        ({"tools": [FORECAST], "use_beam_search": True}, "tools"),
+    ],
+)
+def test_what_cannot_be_enforced_is_refused(server: LiveServer, fields: Any, param: str) -> None:
+    response = server.post(CHAT, {"messages": MESSAGES} | fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert param in response.json()["error"]["message"]
+
+
+def test_without_the_library_only_calls_that_must_be_enforced_are_refused(
+    actor: Actor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    assert actor.ask(TIME, **TOOLS)["finish_reason"] == "tool_calls"
+    for fields in ({"tools": [NOW], "tool_choice": "required"}, {"tools": [FORECAST]}):
+        error = actor.server.post(CHAT, {"messages": MESSAGES} | fields).json()["error"]
+        assert "pip install 'cupyllm[structured]'" in error["message"]
+        assert error["param"] == ("tool_choice" if "tool_choice" in fields else "tools")

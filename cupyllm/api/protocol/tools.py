@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -10,7 +10,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from cupyllm.errors import RequestError
 from cupyllm.json_checks import as_object, only_keys, refuse, text_of
-from cupyllm.tools import MAX_TOOLS, NAME_PATTERN, normalise_tools
+from cupyllm.tools import MAX_TOOLS, NAME_PATTERN, normalise_tools, strict_names
 
 FunctionName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
 
@@ -53,12 +53,14 @@ class ToolUse:
     """The tools of one request.
 
     shown     what the chat template shows to the model: no tools where none may be called
+    strict    the names of those whose schema is to be kept to the letter
     mode      "none": all text is content; "auto": the model decides; "required": it must call
     name      the one function that must be called, where mode is "required" and it was named
     parallel  whether an answer may hold several calls
     """
 
     shown: list[dict[str, Any]] = field(default_factory=list)
+    strict: frozenset[str] = frozenset()
     mode: Literal["none", "auto", "required"] = "none"
     name: str | None = None
     parallel: bool = True
@@ -71,14 +73,16 @@ def read_tool_use(tools: object, choice: object, *, parallel: bool = True) -> To
         return ToolUse()
     if not known:
         raise RequestError("tool_choice needs tools", param="tool_choice")
+    assert isinstance(tools, list)
+    use = ToolUse(known, strict_names(tools), "auto", parallel=parallel)
     if choice in (None, "auto"):
-        return ToolUse(known, "auto", None, parallel)
+        return use
     if choice == "required":
-        return ToolUse(known, "required", None, parallel)
+        return replace(use, mode="required")
     name = _named(choice)
     if name not in [tool["function"]["name"] for tool in known]:
         refuse("tool_choice.function.name", f"is {name[:80]!r}, which is none of the tools")
-    return ToolUse(known, "required", name, parallel)
+    return replace(use, mode="required", name=name)
 
 
 def _named(choice: object) -> str:
