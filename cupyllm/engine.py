@@ -202,6 +202,8 @@ class Engine:
         plan = self.scheduler.plan()
         if not plan:
             return StepResult()
+        if plan.prompts:
+            self._note_starts(plan)
         self._copy_pages(plan)
         host_batch = self._batches.build(plan)
         batch = self._upload(host_batch)
@@ -280,16 +282,14 @@ class Engine:
             self.ops.copy_pages(keys, values, sources, copies)
 
     def _read_prompts(self, plan: Plan, batch: Batch, hidden: Array) -> None:
-        """Note when prompts begin and end, and read what their requests want of them."""
-        if not plan.prompts:
-            return
-        now = time.monotonic()
-        for chunk, first_row in zip(plan.prompts, batch.query_starts[plan.num_decodes :].tolist(), strict=False):
-            sequence = chunk.sequence
-            sequence.started_at = sequence.started_at or now
-            if chunk.reaches_end:
-                sequence.first_token_at = sequence.first_token_at or now
+        """Read what requests want of the prompts in this step. The first rows are decodes."""
+        for chunk, first_row in zip(plan.prompts, batch.query_starts[plan.num_decodes : -1].tolist(), strict=True):
             self._prompts.read(chunk, hidden, first_row)
+
+    def _note_starts(self, plan: Plan) -> None:
+        now = time.monotonic()
+        for chunk in plan.prompts:
+            chunk.sequence.started_at = chunk.sequence.started_at or now
 
     def _next_of(self, plan: Plan) -> tuple[list[Sequence], list[int] | None, list[Sequence]]:
         """The sequences that get a token in this step, the row of logits of each, and those that end without one.
@@ -305,17 +305,20 @@ class Engine:
         for row, sequence in enumerate(computed, start=plan.num_decodes):
             others = self._unforked.pop(sequence.id, [])
             if sequence.max_tokens == 0:
-                ended += [sequence, *others]
+                ended += self._end_unanswered(sequence, others)
                 continue
             for other in others:
-                other.started_at, other.first_token_at = sequence.started_at, sequence.first_token_at
                 self.scheduler.fork(sequence, other)
             sequences += [sequence, *others]
             rows += [row] * (1 + len(others))
-        for sequence in ended:
-            sequence.finish_reason = FinishReason.LENGTH
-            self.scheduler.remove(sequence)
         return sequences, None if rows == list(range(plan.num_decodes + len(computed))) else rows, ended
+
+    def _end_unanswered(self, sequence: Sequence, others: list[Sequence]) -> list[Sequence]:
+        """End a sequence that only had its prompt to be read, and those that waited to share it."""
+        for one in (sequence, *others):
+            one.finish_reason = FinishReason.LENGTH
+        self.scheduler.remove(sequence)
+        return [sequence, *others]
 
     def _commit(self, sequences: list[Sequence], sampled: SampleResult, ended: list[Sequence]) -> StepResult:
         sampled = SampleResult(**{name: self.device.download(array) for name, array in vars(sampled).items()})
@@ -352,6 +355,12 @@ class Engine:
         self._check_ids(allowed or (), "allowed_token_ids", "allowed_token_ids entry {place}")
         if allowed is not None and min(allowed) >= self._vocab_limit:
             raise RequestError("allowed_token_ids holds no id that has a token", param="allowed_token_ids")
+        if params.max_tokens is None and params.min_tokens > self.max_model_len - len(prompt_ids) > 0:
+            raise ContextLengthError(
+                f"min_tokens is {params.min_tokens}, but after {len(prompt_ids)} tokens of prompt the context of "
+                f"{self.max_model_len} holds {self.max_model_len - len(prompt_ids)} more",
+                param="min_tokens",
+            )
         output = 1 if params.max_tokens is None else params.max_tokens
         asked = len(prompt_ids) + output
         if asked > self.max_model_len:

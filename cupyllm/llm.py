@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from tqdm import tqdm
@@ -19,7 +19,7 @@ from cupyllm.beam_search import BeamParams, BeamSearch
 from cupyllm.config import EngineConfig, load_config
 from cupyllm.errors import EngineError, RequestError
 from cupyllm.messages import normalise_messages
-from cupyllm.output import OutputText
+from cupyllm.output import OutputText, with_bad_word_ids
 from cupyllm.sampling import SamplingParams
 from cupyllm.sampling_batch import TokenLogprobs
 from cupyllm.sequence import FinishReason
@@ -173,7 +173,7 @@ class LLM:
         return self.chat_template.encode(normalise_messages(messages), tools=normalise_tools(tools or []))
 
     def _run(self, prompts: list[list[int]], params: list[SamplingParams], show_progress: bool) -> list[RequestOutput]:
-        params = [replace(one, bad_word_ids=self.tokenizer.bad_word_ids(one.bad_words)) for one in params]
+        params = [with_bad_word_ids(one, self.tokenizer) for one in params]
         for prompt_ids, one in zip(prompts, params, strict=True):  # refuse before anything has run
             self.engine.check(prompt_ids, one)
             if one.n > self.config.max_waiting:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from cupyllm.errors import RequestError
 from cupyllm.reasoning import AnswerDecoder, NewText, ThinkTokens
 from cupyllm.sampling import SamplingParams
 from cupyllm.sequence import FinishReason
@@ -48,3 +51,12 @@ class OutputText:
             self.finish_reason = event.finish_reason
             shown += self._matcher.finish()
         return NewText(shown, new.reasoning)
+
+
+def with_bad_word_ids(params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+    """The same parameters, with the token ids of their bad words. Raises RequestError for what is no text."""
+    try:
+        return replace(params, bad_word_ids=tokenizer.bad_word_ids(params.bad_words)) if params.bad_words else params
+    except RequestError as error:
+        error.param = "bad_words"
+        raise

@@ -23,7 +23,7 @@ from bisect import insort
 
 from cupyllm.page_allocator import PageAllocator
 from cupyllm.plan import Plan, PlannedChunk, share_budget
-from cupyllm.prefix_cache import PrefixCache
+from cupyllm.prefix_cache import CachedPage, PrefixCache
 from cupyllm.sequence import FinishReason, Sequence, by_rank
 
 
@@ -251,12 +251,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Take over the pages that the prefix cache knows and start running, if the rest fits too."""
-        cache = self.prefix_cache
-        hits = (
-            []
-            if cache is None or sequence.readout is not None
-            else cache.find(sequence.token_ids[:-1], sequence.cache_salt)
-        )
+        hits = self._find_hits(sequence)
         unheld = sum(not self.allocator.is_live(hit.page) for hit in hits)
         most = min(sequence.num_tokens + 1, sequence.most_tokens)
         wanted = self._pages_for(most) - len(hits) + unheld
@@ -280,6 +275,11 @@ class Scheduler:
             self.decoding[row] = last
             last.row = row
         sequence.row = None
+
+    def _find_hits(self, sequence: Sequence) -> list[CachedPage]:
+        if self.prefix_cache is None or sequence.readout is not None:
+            return []
+        return self.prefix_cache.find(sequence.token_ids[:-1], sequence.cache_salt)
 
     def _publish_full_pages(self, sequence: Sequence) -> None:
         """Make the pages known whose tokens have all been computed."""

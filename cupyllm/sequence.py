@@ -49,7 +49,6 @@ class Sequence:
     num_preemptions: int = 0
     row: int | None = None  # its place in the decode batch, while it has one
     started_at: float | None = None  # seconds of time.monotonic: its prompt began to run
-    first_token_at: float | None = None  # its prompt had been computed
     finish_reason: FinishReason | None = None
     most_tokens: int = field(init=False)  # prompt and output, when max_tokens is reached
     rank: tuple[int, int, int] = field(init=False)  # who goes first: lower priority, then earlier arrival (ids grow)

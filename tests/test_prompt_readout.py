@@ -111,6 +111,13 @@ def test_a_sequence_that_only_reads_ends_without_a_token(model: Model) -> None:
     assert sequence.output_ids == []
 
 
+def test_several_sequences_that_only_read_one_prompt_all_end(model: Model) -> None:
+    engine = make_engine(model)
+    sequences = engine.add_parallel(PROMPT, [SamplingParams(max_tokens=0)] * 3)
+    assert [event.sequence for event in run_to_end(engine)] == sequences
+    assert [sequence.finish_reason for sequence in sequences] == [FinishReason.LENGTH] * 3
+
+
 def test_reading_and_decoding_sequences_share_steps(model: Model) -> None:
     engine = make_engine(model)
     asked = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)

@@ -15,12 +15,15 @@ from starlette.types import ASGIApp
 from cupyllm.api.body import parse_json_object, read_body
 from cupyllm.api.chat_turn import ChatTurn, MessageDelta, finished_messages, message_deltas, prepare_turn, start_turn
 from cupyllm.api.errors import json_response
-from cupyllm.api.generation import Generation
+from cupyllm.api.generation import Generation, last_figures
 from cupyllm.api.protocol.beams import read_beams
 from cupyllm.api.protocol.chat import ChatRequest, chat_choice, chunk_choice, chunk_delta
+from cupyllm.api.protocol.logprobs import chat_logprobs, prompt_logprobs
 from cupyllm.api.protocol.shared import read_request
 from cupyllm.api.sse import EventStream, unless_client_leaves
 from cupyllm.api.state import ServerState, server_state
+from cupyllm.output import with_bad_word_ids
+from cupyllm.tokenizer import Tokenizer
 
 
 def routes() -> list[Route]:
@@ -35,9 +38,11 @@ async def chat_completions(request: Request) -> ASGIApp:
     generation = await unless_client_leaves(request.receive, start_turn(state, request, turn))
     head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": state.model_name}
     if ask.stream:
-        return EventStream(_chunks(generation, ask, turn, head), close=generation.close)
+        chunks = _chunks(generation, ask, turn, head, state.loaded.tokenizer)
+        return EventStream(chunks, close=generation.close)
     try:
-        answer = await unless_client_leaves(request.receive, _answer(generation, ask, turn, head))
+        answering = _answer(generation, ask, turn, head, state.loaded.tokenizer)
+        answer = await unless_client_leaves(request.receive, answering)
     finally:
         generation.close()
     return json_response(answer)
@@ -53,7 +58,7 @@ def prepare_chat(ask: ChatRequest, state: ServerState) -> ChatTurn:
     """What is to be answered. Raises RequestError for what can never be."""
     state.check_model_name(ask.model)
     ask.check_limits()
-    params = ask.sampling_params(ask.output_limit)
+    params = with_bad_word_ids(ask.sampling_params(ask.output_limit), state.loaded.tokenizer)
     return prepare_turn(
         state,
         ask.messages,
@@ -68,22 +73,37 @@ def prepare_chat(ask: ChatRequest, state: ServerState) -> ChatTurn:
     )
 
 
-async def _answer(generation: Generation, ask: ChatRequest, turn: ChatTurn, head: dict[str, Any]) -> dict[str, Any]:
+async def _answer(
+    generation: Generation, ask: ChatRequest, turn: ChatTurn, head: dict[str, Any], tokenizer: Tokenizer
+) -> dict[str, Any]:
     answers = await finished_messages(generation, turn)
-    choices = [chat_choice(index, answer.message, answer.finish_reason) for index, answer in enumerate(answers)]
+    choices = [
+        chat_choice(
+            index,
+            answer.message,
+            chat_logprobs(tokenizer, answer.token_ids, [one for delta in answer.deltas for one in delta.logprobs]),
+            answer.finish_reason,
+        )
+        for index, answer in enumerate(answers)
+    ]
     result = head | {"object": "chat.completion", "choices": choices, "usage": generation.usage()}
+    if ask.prompt_logprobs is not None:
+        read = generation.prompt_logprobs(0)
+        result["prompt_logprobs"] = prompt_logprobs(tokenizer, turn.prompt_ids, read, ask.prompt_logprobs)
+    if ask.return_timings:
+        result["timings"] = generation.timings()
     if ask.return_token_ids:
         result["prompt_token_ids"] = turn.prompt_ids
         for choice, answer in zip(choices, answers, strict=True):
-            choice["token_ids"] = [token_id for delta in answer.deltas for token_id in delta.token_ids]
+            choice["token_ids"] = answer.token_ids
     return result
 
 
 async def _chunks(
-    generation: Generation, ask: ChatRequest, turn: ChatTurn, head: dict[str, Any]
+    generation: Generation, ask: ChatRequest, turn: ChatTurn, head: dict[str, Any], tokenizer: Tokenizer
 ) -> AsyncIterator[dict[str, Any]]:
     """For each choice a chunk with the role, one for each piece of its message, and one with the finish reason; at the
-    very end one with usage, if asked.
+    very end one with usage or timings, if asked.
     """
     head = head | {"object": "chat.completion.chunk"}
     if ask.include_usage:
@@ -92,20 +112,23 @@ async def _chunks(
         chunk = head | {"choices": [chunk_choice(index, {"role": "assistant", "content": ""})]}
         yield chunk | {"prompt_token_ids": turn.prompt_ids} if ask.return_token_ids and index == 0 else chunk
     async for new in message_deltas(generation, turn):
-        for choice in _chunk_choices(new, ask.return_token_ids):
+        logprobs = chat_logprobs(tokenizer, new.delta.token_ids, new.delta.logprobs)
+        for choice in _chunk_choices(new, logprobs, ask.return_token_ids):
             yield head | {"choices": [choice]}
-    if ask.include_usage:
-        yield head | {"choices": [], "usage": generation.usage()}
+    if ask.include_usage or ask.return_timings:
+        yield head | {"choices": []} | last_figures(generation, ask)
 
 
-def _chunk_choices(new: MessageDelta, with_token_ids: bool) -> list[dict[str, Any]]:
-    """The choices of the chunks that a delta becomes; its token ids are in the first of them."""
+def _chunk_choices(new: MessageDelta, logprobs: dict[str, Any] | None, with_token_ids: bool) -> list[dict[str, Any]]:
+    """The choices of the chunks that a delta becomes; its token ids and log-probabilities are in the first of them."""
     index = new.delta.choice
     choices = [chunk_choice(index, delta) for delta in map(chunk_delta, new.parts) if delta is not None]
     if new.finish_reason is not None:
         choices.append(chunk_choice(index, {}, new.finish_reason))
-    if with_token_ids:
+    if with_token_ids or logprobs is not None:
         choices = choices or [chunk_choice(index, {})]
+        choices[0]["logprobs"] = logprobs
+    if with_token_ids:
         for place, choice in enumerate(choices):
             choice["token_ids"] = [] if place else new.delta.token_ids
     return choices

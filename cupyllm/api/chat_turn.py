@@ -61,6 +61,10 @@ class FinishedMessage:
     finish_reason: str = ""
     deltas: list[Delta] = field(default_factory=list)
 
+    @property
+    def token_ids(self) -> list[int]:
+        return [token_id for delta in self.deltas for token_id in delta.token_ids]
+
 
 def prepare_turn(
     state: ServerState,

@@ -77,6 +77,11 @@ class EngineWork:
     def num_cached_tokens(self) -> int:
         return sum(sequence.num_cached_tokens or 0 for sequence in self.prompt_sequences)
 
+    @property
+    def num_preemptions(self) -> int:
+        """How often its sequences were preempted; those of beams are not counted."""
+        return sum(sequence.num_preemptions for sequence in self.sequences)
+
     def add_to(self, engine: Engine) -> None:
         """Queue everything. Raises what Engine.add raises; what had been queued until then must be aborted."""
         asked = self.asked

@@ -15,10 +15,12 @@ from starlette.requests import Request
 
 from cupyllm.api.engine_request import EngineRequest
 from cupyllm.api.live_request import LiveRequest
+from cupyllm.api.protocol.shared import SharedRequest
 from cupyllm.api.state import ServerState
 from cupyllm.errors import EngineError
 from cupyllm.output import OutputText
 from cupyllm.reasoning import ThinkTokens
+from cupyllm.sampling_batch import TokenLogprobs
 from cupyllm.sequence import FinishReason
 from cupyllm.step_result import TokenEvent
 
@@ -27,23 +29,32 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Delta:
-    """What is new in one choice. `finish_reason` is set in the last delta of a choice."""
+    """What is new in one choice. `finish_reason` is set in the last delta of a choice.
+
+    `logprobs` has one for each of `token_ids`, or is empty when they were not asked for.
+    """
 
     choice: int
     text: str
     token_ids: list[int]
     finish_reason: str | None
+    logprobs: list[TokenLogprobs]
     reasoning: str = ""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """One choice, complete. `mean_logprob` is that of its tokens, 0 when log-probabilities were not asked for."""
+    """One choice, complete. `logprobs` is empty when they were not asked for."""
 
     text: str
     token_ids: list[int]
     finish_reason: str
-    mean_logprob: float
+    logprobs: list[TokenLogprobs]
+
+    @property
+    def mean_logprob(self) -> float:
+        """That of its tokens; 0 when log-probabilities were not asked for."""
+        return sum(one.logprob for one in self.logprobs) / max(len(self.logprobs), 1)
 
 
 @dataclass
@@ -52,8 +63,8 @@ class _Choice:
 
     text: OutputText
     num_tokens: int = 0
-    sum_logprobs: float = 0.0
     unsent_ids: list[int] = field(default_factory=list)
+    unsent_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def push(self, number: int, event: TokenEvent) -> Delta | None:
         """The new text, or None while there is none to show. Raises EngineError when the model gave no token."""
@@ -61,14 +72,16 @@ class _Choice:
             raise EngineError("no token could be chosen; the log says why, or the checkpoint or its dtype is damaged")
         if event.token_id is not None:
             self.num_tokens += 1
-            self.sum_logprobs += 0.0 if event.logprobs is None else event.logprobs.logprob
             self.unsent_ids.append(event.token_id)
+        if event.logprobs is not None:
+            self.unsent_logprobs.append(event.logprobs)
         new = self.text.push(event)
         reason = self.text.finish_reason
         if not new and reason is None:
             return None
         token_ids, self.unsent_ids = self.unsent_ids, []
-        return Delta(number, new.content, token_ids, None if reason is None else reason.value, new.reasoning)
+        logprobs, self.unsent_logprobs = self.unsent_logprobs, []
+        return Delta(number, new.content, token_ids, None if reason is None else reason.value, logprobs, new.reasoning)
 
 
 class Generation:
@@ -126,9 +139,9 @@ class Generation:
                 text="".join(delta.text for delta in parts),
                 token_ids=[token_id for delta in parts for token_id in delta.token_ids],
                 finish_reason=parts[-1].finish_reason or "",
-                mean_logprob=choice.sum_logprobs / max(choice.num_tokens, 1),
+                logprobs=[one for delta in parts for one in delta.logprobs],
             )
-            for choice, parts in zip(self._choices, deltas, strict=True)
+            for parts in deltas
         ]
 
     def usage(self) -> dict[str, Any]:
@@ -147,6 +160,26 @@ class Generation:
             reasoning = sum(choice.text.num_reasoning_tokens for choice in self._choices)
             usage["completion_tokens_details"] = {"reasoning_tokens": reasoning}
         return usage
+
+    def prompt_logprobs(self, number: int) -> list[TokenLogprobs | None]:
+        """Those of prompt `number`, once its first answer has begun to come; they must have been asked for."""
+        readout = self._live.work.prompt_sequences[number].readout
+        assert readout is not None
+        return readout.logprobs
+
+    def timings(self) -> dict[str, Any]:
+        """Where the time of the request went until now: see protocol.answers.Timings."""
+        now = time.monotonic()
+        first_token = now if self._first_token is None else self._first_token
+        started = [sequence.started_at for sequence in self._live.work.prompt_sequences]
+        start = min((time for time in started if time is not None), default=first_token)
+        return {
+            "queue_ms": round(1e3 * (start - self._arrived), 3),
+            "prefill_ms": round(1e3 * (first_token - start), 3),
+            "decode_ms": round(1e3 * (now - first_token), 3),
+            "cached_tokens": self._live.num_cached_tokens,
+            "preemptions": self._live.work.num_preemptions,
+        }
 
     def close(self) -> None:
         """End the request in the engine and log it. Harmless to call again."""
@@ -192,3 +225,10 @@ async def start_generation(
 ) -> Generation:
     """Wait until the engine has taken the request. Raises what EngineWorker.submit raises."""
     return Generation(state, request, await state.worker.submit(asked), marks)
+    return Generation(state, request, await state.worker.submit(asked))
+
+
+def last_figures(generation: Generation, ask: SharedRequest) -> dict[str, Any]:
+    """What the last chunk of a stream holds beside no choices: usage and timings, where they were asked for."""
+    usage = {"usage": generation.usage()} if ask.include_usage else {}
+    return usage | ({"timings": generation.timings()} if ask.return_timings else {})

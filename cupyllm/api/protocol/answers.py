@@ -56,6 +56,30 @@ class Usage(Answer):
     completion_tokens_details: NotRequired[CompletionTokensDetails]
 
 
+class Timings(Answer):
+    """Where a request's time went, in milliseconds: waiting, until its first token, and until its last.
+
+    `preemptions` counts how often its sequences lost their pages and were computed again.
+    """
+
+    queue_ms: float
+    prefill_ms: float
+    decode_ms: float
+    cached_tokens: int
+    preemptions: int
+
+
+class PromptLogprob(Answer):
+    """A token that stands at a place of the prompt, or could; `rank` is null beyond those asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = dict[str, PromptLogprob]  # by token id
+
+
 class ChatTopLogprob(Answer):
     """A token that could have come; `bytes` are its UTF-8 bytes."""
 
@@ -138,6 +162,8 @@ class ChatCompletion(Answer):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[list[PromptLogprobs | None]]
+    timings: NotRequired[Timings]
 
 
 class ChatDelta(Answer, total=False):
@@ -169,6 +195,7 @@ class ChatCompletionChunk(Answer):
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
     prompt_token_ids: NotRequired[list[int]]
+    timings: NotRequired[Timings]
 
 
 class TextLogprobs(Answer):
@@ -189,6 +216,7 @@ class TextChoice(Answer):
     finish_reason: FinishReasonName | None
     token_ids: NotRequired[list[int]]
     prompt_token_ids: NotRequired[list[int]]
+    prompt_logprobs: NotRequired[list[PromptLogprobs | None]]
 
 
 class TextCompletion(Answer):
@@ -200,6 +228,7 @@ class TextCompletion(Answer):
     model: str
     choices: list[TextChoice]
     usage: Usage
+    timings: NotRequired[Timings]
 
 
 class TextCompletionChunk(Answer):
@@ -211,6 +240,7 @@ class TextCompletionChunk(Answer):
     model: str
     choices: list[TextChoice]
     usage: NotRequired[Usage | None]
+    timings: NotRequired[Timings]
 
 
 class Tokens(Answer):

@@ -24,6 +24,14 @@ _NOT_WITH_BEAMS: dict[str, tuple[Any, ...]] = {
     "top_p": (1,),
     "min_p": (0,),
     "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "min_tokens": (0,),
+    "logprobs": (False,),
+    "prompt_logprobs": (),
     "seed": (),
     "best_of": (),
 }
@@ -51,6 +59,6 @@ def read_beams(ask: SharedRequest, params: Sequence[SamplingParams]) -> list[Bea
 
 def _check(ask: SharedRequest, fields: dict[str, tuple[Any, ...]], problem: str) -> None:
     for name, neutral in fields.items():
-        value = getattr(ask, name)
+        value = getattr(ask, name, None)  # some fields are of one route only
         if value is not None and not asks_for_nothing(value, neutral):
             raise RequestError(f"{name} {problem}", param=name)

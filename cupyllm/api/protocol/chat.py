@@ -12,6 +12,7 @@ from cupyllm.api.protocol.thinking import ReasoningEffort, Thinking, read_thinki
 from cupyllm.api.protocol.tools import ToolChoice, Tools, ToolUse, read_tool_use
 from cupyllm.errors import RequestError
 from cupyllm.message_parts import CallArguments, CallBegin, ContentText, Message, MessagePart, ReasoningText
+from cupyllm.sampling import MAX_LOGPROBS
 
 MAX_MESSAGES = 2048
 Messages = Annotated[list[InputMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -35,12 +36,12 @@ class ChatRequest(SharedRequest):
     tools: Annotated[Any, ShownAs(Tools)] = None
     tool_choice: Annotated[Any, ShownAs(ToolChoice)] = None
     parallel_tool_calls: bool = True
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     best_of: Annotated[Any, NotYet((1,))] = None
     functions: Annotated[Any, NotYet(([],), instead="tools")] = None
     function_call: Annotated[Any, NotYet(("none",), instead="tool_choice")] = None
-    logprobs: Annotated[Any, NotYet((False,))] = None
-    top_logprobs: Annotated[Any, NotYet()] = None
     modalities: Annotated[Any, NotYet((["text"],))] = None
     audio: Annotated[Any, NotYet()] = None
     web_search_options: Annotated[Any, NotYet()] = None
@@ -59,6 +60,12 @@ class ChatRequest(SharedRequest):
     def tool_use(self) -> ToolUse:
         """What the request says about tools. Raises RequestError."""
         return read_tool_use(self.tools, self.tool_choice, parallel=self.parallel_tool_calls)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def check_limits(self) -> None:
         """Raise RequestError for more messages than a template should have to walk through, and for contradictions."""
@@ -88,7 +95,7 @@ def check_continuation(messages: list[Any], continues: bool, add_generation_prom
         )
 
 
-def chat_choice(index: int, message: Message, finish_reason: str) -> dict[str, Any]:
+def chat_choice(index: int, message: Message, logprobs: dict[str, Any] | None, finish_reason: str) -> dict[str, Any]:
     """A choice of a complete answer."""
     content = None if message.tool_calls and not message.content else message.content
     shown: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
@@ -99,7 +106,7 @@ def chat_choice(index: int, message: Message, finish_reason: str) -> dict[str, A
             {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
             for call in message.tool_calls
         ]
-    return {"index": index, "message": shown, "logprobs": None, "finish_reason": finish_reason}
+    return {"index": index, "message": shown, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 def chunk_choice(index: int, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, NoReturn
 
-from pydantic import WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
-from cupyllm.api.protocol.shared import NotYet, SharedRequest
+from cupyllm.api.protocol.shared import SharedRequest
 from cupyllm.errors import RequestError
-from cupyllm.sampling import MAX_ANSWERS, SamplingParams
+from cupyllm.sampling import MAX_ANSWERS, MAX_LOGPROBS, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this route only
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
@@ -29,22 +29,32 @@ class CompletionRequest(SharedRequest):
     prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
     best_of: int | None = None
 
-    logprobs: Annotated[Any, NotYet()] = None
-    echo: Annotated[Any, NotYet((False,))] = None
-    suffix: Annotated[Any, NotYet(("",))] = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool = False
+    suffix: str | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
     def sampling_params(self, max_tokens: int | None) -> SamplingParams:
         """The sampling the request asks for, with best_of: more answers than n, and the log-probabilities to choose
         by. Raises RequestError naming the field.
         """
+        if self.echo and self.suffix:
+            raise RequestError("echo cannot be used with suffix", param="echo")
         params = super().sampling_params(max_tokens)
+        if self.echo and self.logprobs is not None:
+            params = replace(params, prompt_logprobs=max(self.logprobs, params.prompt_logprobs or 0))
         if self.best_of is None or self.best_of == self.n == 1:
             return params
         if not self.n <= self.best_of <= MAX_ANSWERS:
             raise RequestError(f"best_of must be from n ({self.n}) to {MAX_ANSWERS}", param="best_of")
         if self.stream:
             raise RequestError("best_of cannot be used with stream: the best are known at the end", param="best_of")
-        return replace(params, n=self.best_of, logprobs=0)
+        return replace(params, n=self.best_of, logprobs=self.logprobs or 0)
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts. Raises RequestError naming the place of what is no prompt."""
@@ -62,9 +72,9 @@ class CompletionRequest(SharedRequest):
         return [_as_ids(self.prompt, "prompt")]
 
 
-def text_choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
+def text_choice(index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None) -> dict[str, Any]:
     """A choice of an answer or of a chunk."""
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 def _as_text(item: Any, place: str) -> str:

@@ -20,11 +20,17 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
 
 from cupyllm.errors import RequestError
-from cupyllm.sampling import MAX_STOP_STRINGS, SamplingParams
+from cupyllm.sampling import MAX_LOGIT_BIASES, MAX_LOGPROBS, MAX_STOP_STRINGS, SamplingParams
 
 log = logging.getLogger(__name__)
 
 MAX_SALT_CHARACTERS = 256
+# The fields that have the same name and meaning in SamplingParams.
+_SAMPLING_FIELDS = (
+    *("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+    *("logit_bias", "allowed_token_ids", "bad_words", "seed", "n", "min_tokens", "ignore_eos"),
+    *("stop", "include_stop_str_in_output", "stop_token_ids", "prompt_logprobs"),
+)
 
 
 @dataclass(frozen=True, eq=False)  # typing caches Annotated by equality, and (0,) equals (False,)
@@ -80,6 +86,19 @@ StopStrings = Annotated[
 EarlyStopping = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "never"}]})]
 
 
+LogitBias = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "type": "object",
+            "patternProperties": {"^[0-9]{1,10}$": {"type": "number", "minimum": -100, "maximum": 100}},
+            "additionalProperties": False,
+            "maxProperties": MAX_LOGIT_BIASES,
+        }
+    ),
+]
+
+
 class StrictModel(BaseModel):
     """A JSON object with known keys only and no conversions between types."""
 
@@ -106,11 +125,20 @@ class SharedRequest(StrictModel):
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: LogitBias = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
     seed: int | None = None
+    min_tokens: int | None = None
     stop: StopStrings = None
+    include_stop_str_in_output: bool = False
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool = False
+    return_timings: bool = False
     n: int = 1
     use_beam_search: bool = False
     beam_width: int | None = None
@@ -119,9 +147,6 @@ class SharedRequest(StrictModel):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
 
-    presence_penalty: Annotated[Any, NotYet((0,))] = None
-    frequency_penalty: Annotated[Any, NotYet((0,))] = None
-    logit_bias: Annotated[Any, NotYet(({},))] = None
     response_format: Annotated[Any, NotYet(({"type": "text"},))] = None
 
     user: Ignored = None
@@ -141,21 +166,17 @@ class SharedRequest(StrictModel):
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many of the most likely tokens are wanted beside each chosen one; None when no log-probabilities are."""
+        return None
+
     def sampling_params(self, max_tokens: int | None) -> SamplingParams:
         """The sampling the request asks for. Raises RequestError naming the field."""
-        return SamplingParams(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            seed=self.seed,
-            max_tokens=max_tokens,
-            stop=self.stop,
-            stop_token_ids=tuple(self.stop_token_ids or ()),
-            ignore_eos=self.ignore_eos,
-            n=self.n,
-        )
+        if self.prompt_logprobs is not None and self.stream:
+            raise RequestError("prompt_logprobs cannot be used with stream", param="prompt_logprobs")
+        given = {name: getattr(self, name) for name in _SAMPLING_FIELDS}
+        return SamplingParams(**given, max_tokens=max_tokens, logprobs=self.num_logprobs)
 
 
 RequestT = TypeVar("RequestT", bound=StrictModel)
