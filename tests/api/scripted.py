@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,9 @@ class Actor:
         self.server, self._ops = server, ops
 
     def tell(self, text: str) -> None:
-        """What to say to the next request."""
+        """What to say to the next request, once the one before has left the engine."""
+        while self.server.loaded.engine.has_work:
+            time.sleep(0.001)
         self._ops.play(script_of(self.server.loaded.tokenizer, text))
 
     def ask(self, text: str, **fields: Any) -> Any:
