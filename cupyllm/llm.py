@@ -154,8 +154,15 @@ class LLM:
 
         Raises RequestError naming it when it cannot be used.
         """
-        specs = {"json": json_schema, "json_object": json_object, "regex": regex, "choice": choice, "grammar": grammar}
-        found = grammar_of(specs, {kind: kind for kind in specs} | {"json": "json_schema"})
+        found = grammar_of(
+            [
+                ("json", json_schema, "json_schema"),
+                ("json_object", json_object or None, "json_object"),
+                ("regex", regex, "regex"),
+                ("choice", choice, "choice"),
+                ("grammar", grammar, "grammar"),
+            ]
+        )
         if found is None:
             raise RequestError("guide needs one of json_schema, json_object, regex, choice and grammar")
         return self.guides.compile(found)

@@ -150,7 +150,7 @@ SCHEMAS: dict[str, tuple[Any, list[Any], list[Any]]] = {
         [True, False],
         ["true"],
     ),
-    "anything": (True, [None, 1, "a", [{}]], []),
+    "anything": ({}, [None, 1, "a", [{}]], []),
 }
 
 
@@ -363,7 +363,8 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (json_schema_grammar, {"type": "integer", "minimum": 5, "maximum": 3}, "greater than maximum"),
     (json_schema_grammar, {"type": "integer", "minimum": 5, "exclusiveMinimum": True}, "exclusiveMinimum must be"),
     (json_schema_grammar, {"enum": []}, "Unsatisfiable"),
-    (json_schema_grammar, False, "false"),
+    (json_schema_grammar, {"type": "object", "properties": {"a": False}, "required": ["a"]}, "unsatisfiable"),
+    (json_schema_grammar, True, "an object"),
     (json_schema_grammar, {"prefixItems": [{}], "additionalItems": False}, "prefixItems"),
     (json_schema_grammar, {"oneOf": [{"type": "object"}, {"type": "object"}]}, "oneOf"),
     (json_schema_grammar, {"pattern": "(?=a)b"}, "look-ahead"),

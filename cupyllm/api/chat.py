@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -20,6 +21,7 @@ from cupyllm.api.protocol.beams import read_beams
 from cupyllm.api.protocol.chat import ChatRequest, chat_choice, chunk_choice, chunk_delta
 from cupyllm.api.protocol.logprobs import chat_logprobs, prompt_logprobs
 from cupyllm.api.protocol.shared import read_request
+from cupyllm.api.protocol.structured import read_guide
 from cupyllm.api.sse import EventStream, unless_client_leaves
 from cupyllm.api.state import ServerState, server_state
 from cupyllm.output import with_bad_word_ids
@@ -59,6 +61,7 @@ def prepare_chat(ask: ChatRequest, state: ServerState) -> ChatTurn:
     state.check_model_name(ask.model)
     ask.check_limits()
     params = with_bad_word_ids(ask.sampling_params(ask.output_limit), state.loaded.tokenizer)
+    params = replace(params, guide=read_guide(ask, state.loaded.guides))
     return prepare_turn(
         state,
         ask.messages,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -21,6 +21,7 @@ from cupyllm.api.protocol.beams import read_beams
 from cupyllm.api.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest, text_choice
 from cupyllm.api.protocol.logprobs import TextLogprobs, prompt_logprobs
 from cupyllm.api.protocol.shared import read_request
+from cupyllm.api.protocol.structured import read_guide
 from cupyllm.api.sse import EventStream, unless_client_leaves
 from cupyllm.api.state import ServerState, server_state
 from cupyllm.errors import RequestError
@@ -76,6 +77,8 @@ def _prepare(body: bytes, state: ServerState) -> _Prepared:
         )
     prompts = [_prompt_ids(one, ask.suffix, state.loaded.tokenizer) for one in given]
     all_params = [_sampling_params(ask, len(prompt), state) for prompt in prompts]
+    guide = read_guide(ask, state.loaded.guides)
+    all_params = [replace(params, guide=guide) for params in all_params]
     asked = EngineRequest(prompts, all_params, ask.priority, ask.cache_salt or "", read_beams(ask, all_params))
     try:
         asked.check(state.loaded.engine)

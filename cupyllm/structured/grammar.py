@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,20 +37,20 @@ class Grammar:
     has_own_lines: bool = False
 
 
-def grammar_of(specs: Mapping[str, Any], params: Mapping[str, str]) -> Grammar | None:
-    """The grammar of the one spec that is given: by kind ("json", "json_object", "regex", "choice", "grammar") or None.
+def grammar_of(specs: Iterable[tuple[str, Any, str]]) -> Grammar | None:
+    """The grammar of the one spec that is given; None where none is.
 
-    A spec of None, or false for "json_object", is not given. params are the names of the kinds' fields. Raises
-    RequestError when more than one is given.
+    specs are (kind, spec, param), where a spec of None is not given; kinds are "json", "json_object", "regex", "choice"
+    and "grammar". Raises RequestError when several are given, and for one that cannot be used.
     """
-    given = [kind for kind, spec in specs.items() if spec is not None and not (kind == "json_object" and spec is False)]
+    given = [one for one in specs if one[1] is not None]
     if not given:
         return None
-    if len(given) > 1:
-        first, second, *_ = (params[kind] for kind in given)
-        raise RequestError(f"{second} cannot be used with {first}: one of them can decide", param=second)
-    (kind,) = given
-    return _MAKERS[kind](specs[kind], params[kind])
+    (kind, spec, param), *others = given
+    if others:
+        second = others[0][2]
+        raise RequestError(f"{second} cannot be used with {param}: only one can decide", param=second)
+    return _MAKERS[kind](spec, param)
 
 
 def json_schema_grammar(schema: Any, param: str = "json_schema") -> Grammar:
@@ -65,7 +65,7 @@ def json_rule(schema: Any, *, param: str, lenient: bool = False) -> str:
     check_schema(schema, param=param, lenient=lenient)
     options = {"x-guidance": {"whitespace_pattern": _JSON_BLANKS, "lenient": lenient}}
     try:
-        text = json.dumps(schema if isinstance(schema, bool) else options | schema, allow_nan=False)
+        text = json.dumps(options | schema, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
         raise RequestError(f"{param} does not hold JSON: {error}", param=param) from None
     if len(text) > MAX_SCHEMA_BYTES:
@@ -76,7 +76,7 @@ def json_rule(schema: Any, *, param: str, lenient: bool = False) -> str:
 def json_object_grammar(wanted: Any = True, param: str = "json_object") -> Grammar:
     """Any JSON object."""
     if wanted is not True:
-        raise RequestError(f"{param} must be true or false", param=param)
+        raise RequestError(f"{param} must be true, or absent", param=param)
     return json_schema_grammar({"type": "object"}, param)
 
 

@@ -38,7 +38,7 @@ def check_schema(schema: Any, *, param: str, lenient: bool = False) -> None:
 
     lenient: keywords that are not enforced are accepted, and whatever they ask for is not kept.
     """
-    if not isinstance(schema, dict | bool):
+    if not isinstance(schema, dict):
         raise RequestError(f"{param} must hold a JSON schema: an object", param=param)
     multiples = set()
     for path, part in _walk(schema):

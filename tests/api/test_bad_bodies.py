@@ -75,7 +75,37 @@ BAD_FIELDS = {
     "include_stop_str_in_output": [1, "yes"],
     "prompt_logprobs": [-1, 21, "1", True, 1.5],
     "return_timings": [1],
-    "response_format": [{"type": "json_object"}, {"type": "json_schema"}, "text"],
+    "response_format": [
+        "text",
+        {},
+        {"type": "xml"},
+        {"type": "text", "more": 1},
+        {"type": "json_object", "schema": {}},
+        {"type": "json_schema"},
+        *(
+            {"type": "json_schema", "json_schema": named}
+            for named in (
+                {"schema": {}},
+                {"name": "a"},
+                {"name": "a b", "schema": {}},
+                {"name": "x" * 65, "schema": {}},
+                {"name": "a", "schema": []},
+                {"name": "a", "schema": {}, "strict": 1},
+                {"name": "a", "schema": {}, "description": 1},
+                {"name": "a", "schema": {}, "more": 1},
+                {"name": "a", "schema": {"not": {}}},
+                {"name": "a", "schema": {"type": "strin"}},
+                {"name": "a", "schema": {"$ref": "http://127.0.0.1/"}},
+                {"name": "a", "schema": {"pattern": "("}},
+                {"name": "a", "schema": {"const": "\ud800"}},
+            )
+        ),
+    ],
+    "structured_outputs": [{}, "json", {"json": {}, "regex": "a"}, {"xml": 1}, {"json": 5}, {"json_object": 1}],
+    "guided_json": [5, [], "{", "[", {"if": {}}, '{"$ref": "#/a"}', "{" * 5000],
+    "guided_regex": ["", "(", 5, r"(a)\1", "(?=a)", "a\ud800", "a" * 70_000],
+    "guided_choice": [[], "a", ["a", 1], [""], {}],
+    "guided_grammar": ["", "no grammar", "start: other", 5, "root ::= other", "start: start"],
     "model": [5, ["a"], {}],
 }
 BAD_CHAT_FIELDS = {

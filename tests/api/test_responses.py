@@ -461,7 +461,7 @@ BAD: list[tuple[Json, str | None]] = [
     ({"tool_choice": {"type": "function", "name": "g"}, "tools": [TOOL]}, "tool_choice.name"),
     ({"tool_choice": {"type": "web_search"}, "tools": [TOOL]}, "tool_choice"),
     ({"text": {"foo": 1}}, "text.foo"),
-    ({"text": {"format": {"type": "xml"}}}, "text.format"),
+    ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"reasoning": {"effort": "none", "foo": 1}}, "reasoning.foo"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "conv_1"}, "conversation"),

@@ -19,6 +19,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
 
+from cupyllm.api.protocol.structured import Choices, JsonSchema, ResponseFormat, StructuredOutputs
 from cupyllm.errors import RequestError
 from cupyllm.sampling import MAX_LOGIT_BIASES, MAX_LOGPROBS, MAX_STOP_STRINGS, SamplingParams
 
@@ -146,8 +147,12 @@ class SharedRequest(StrictModel):
     early_stopping: EarlyStopping = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
-
-    response_format: Annotated[Any, NotYet(({"type": "text"},))] = None
+    response_format: Annotated[Any, ShownAs(ResponseFormat)] = None
+    structured_outputs: Annotated[Any, ShownAs(StructuredOutputs)] = None
+    guided_json: Annotated[Any, ShownAs(JsonSchema)] = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[Any, ShownAs(Choices)] = None
+    guided_grammar: str | None = None
 
     user: Ignored = None
     metadata: Ignored = None
