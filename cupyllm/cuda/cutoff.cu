@@ -7,7 +7,7 @@
 //   cutoffs[r]     = the last rank that all of top-k, top-p and min-p keep. Each works on what the one before it kept.
 //   Twin: ReferenceOps.sample
 // Arrays
-//   logits        (R, V)   float32   read      penalised; the first N columns
+//   logits        (R, V)   float32   read      as adjust_logits leaves them; the first N columns
 //   maxima        (R, G)   float32   read      of group_maxima, G is ceil(N / 128)
 //   sums          (R, G)   float32   read      of group_maxima
 //   temperature   (R,)     float32   read      below greedy_below is greedy: no filters, and no cutoff is written

@@ -7,7 +7,7 @@
 //   A greedy row gets its most likely token and a failed one -1.
 //   Twin: ReferenceOps.sample
 // Arrays
-//   logits        (R, V)   float32   read      penalised; the first N columns
+//   logits        (R, V)   float32   read      as adjust_logits leaves them; the first N columns
 //   maxima        (R, G)   float32   read      of group_maxima, G is ceil(N / 128)
 //   most_likely   (R,)     int32     read      of cutoff; -1 is a failed row
 //   cutoffs       (R,)     uint64    read      of cutoff

@@ -2,7 +2,7 @@
 
     argmax                                    when every row is greedy: one launch
     group_maxima, cutoff, draw                when some row is not
-    penalise                                  before these, when some row has a repetition penalty
+    adjust_logits                             before these, when some row has a penalty, an offset or a mask
     group_maxima, top_logprobs                after these, when some row wants log-probabilities
 
 The launches depend only on what the host knows when it builds the batch, never on values on the device. A captured
@@ -16,10 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cupyllm.cuda import argmax, cutoff, draw, group_maxima, penalise, top_logprobs
+from cupyllm.cuda import adjust_logits, argmax, cutoff, draw, group_maxima, top_logprobs
 from cupyllm.cuda.loader import KernelLoader
 from cupyllm.device import Array
-from cupyllm.errors import DeviceError
 from cupyllm.sampling_batch import GREEDY_BELOW, SampleResult, SamplingBatch, TopLogprobs
 
 
@@ -35,7 +34,12 @@ class RowParameters:
     repetition_penalty: Array  # (R,) float32
     positions: Array  # (R,) int32
     penalty_starts: Array  # (R + 1,) int32
-    penalty_ids: Array  # (N,) int32
+    penalty_ids: Array  # (M,) int32
+    offset_starts: Array  # (R + 1,) int32
+    offset_ids: Array  # (O,) int32
+    offsets: Array  # (O,) float32
+    mask_rows: Array  # (R,) int32
+    masks: Array  # (G, words) uint32
 
 
 # In the order in which they lie in the one array that is uploaded: seeds first, because 8-byte numbers must be aligned.
@@ -46,21 +50,19 @@ _FIELDS = tuple(RowParameters.__dataclass_fields__)
 class SamplingArrays:
     """A SamplingBatch on the device, and what the host knows of it: that alone decides the launches."""
 
-    rows: RowParameters | None  # None when nothing reads them: all rows greedy and without a penalty
+    rows: RowParameters | None  # None when nothing reads them: all rows greedy, and no logits changed
     all_greedy: bool
-    any_penalty: bool
+    changes_logits: bool
     num_logprobs: int  # -1 when none wants logprobs
     vocab_limit: int
 
 
 def upload_sampling(sampling: SamplingBatch, upload: Callable[[np.ndarray], Array]) -> SamplingArrays:
     """Put the parameters of a batch on the device, with at most one upload."""
-    if len(sampling.offset_ids) or len(sampling.masks):
-        raise DeviceError("penalties by count, biases and masks have no CUDA kernel yet")
     all_greedy = bool((sampling.temperature < GREEDY_BELOW).all())
-    any_penalty = len(sampling.penalty_ids) > 0
-    rows = None if all_greedy and not any_penalty else _upload_rows(sampling, upload)
-    return SamplingArrays(rows, all_greedy, any_penalty, sampling.num_logprobs, sampling.vocab_limit)
+    changes_logits = sampling.changes_logits
+    rows = None if all_greedy and not changes_logits else _upload_rows(sampling, upload)
+    return SamplingArrays(rows, all_greedy, changes_logits, sampling.num_logprobs, sampling.vocab_limit)
 
 
 def sample(loader: KernelLoader, logits: Array, sampling: SamplingArrays) -> SampleResult:
@@ -92,15 +94,9 @@ def _choose(loader: KernelLoader, logits: Array, N: int, sampling: SamplingArray
     rows = sampling.rows
     if rows is None:
         return argmax.launch(loader, logits, N)
-    if sampling.any_penalty:
-        logits = penalise.launch(
-            loader,
-            logits,
-            N,
-            repetition_penalty=rows.repetition_penalty,
-            penalty_starts=rows.penalty_starts,
-            penalty_ids=rows.penalty_ids,
-        )
+    if sampling.changes_logits:
+        changes = {name: getattr(rows, name) for name in adjust_logits.CHANGES}
+        logits = adjust_logits.launch(loader, logits, N, **changes)
     if sampling.all_greedy:
         return argmax.launch(loader, logits, N)
     index = group_maxima.launch(loader, logits, N, rows.temperature)
@@ -113,7 +109,8 @@ def _choose(loader: KernelLoader, logits: Array, N: int, sampling: SamplingArray
 def _upload_rows(sampling: SamplingBatch, upload: Callable[[np.ndarray], Array]) -> RowParameters:
     """All arrays as parts of one, because an upload costs more than its bytes."""
     arrays = [getattr(sampling, name) for name in _FIELDS]
-    words = upload(np.concatenate([np.ascontiguousarray(array).view(np.int32) for array in arrays]))
+    words = upload(np.concatenate([np.ascontiguousarray(array).reshape(-1).view(np.int32) for array in arrays]))
     ends = np.cumsum([array.nbytes // 4 for array in arrays]).tolist()
     parts = (words[end - array.nbytes // 4 : end] for array, end in zip(arrays, ends, strict=True))
-    return RowParameters(*(part.view(array.dtype) for part, array in zip(parts, arrays, strict=True)))
+    views = (part.view(array.dtype).reshape(array.shape) for part, array in zip(parts, arrays, strict=True))
+    return RowParameters(*views)

@@ -32,6 +32,7 @@ def variants(num_multiprocessors: int) -> dict[str, list[Variant]]:
     """Keyword arguments of each kernel's example, the small ones first."""
     vocabularies: list[Variant] = [{}, {"R": 3, "N": VOCABULARY}]
     return {
+        "adjust_logits": vocabularies,
         "argmax": vocabularies,
         "copy_pages": [{}, {"page_size": 32, "D": 128}],
         "cutoff": vocabularies,
@@ -41,7 +42,6 @@ def variants(num_multiprocessors: int) -> dict[str, list[Variant]]:
         "group_maxima": vocabularies,
         "paged_attention_decode": _decode_attention(),
         "paged_attention_prefill": _prefill_attention(),
-        "penalise": vocabularies,
         "rms_norm": [{}, {"T": 64, "C": 3584}, {"C": 1028, "scale": 1e-3}, {"scale": 1e4}],
         "rope_and_kv_write": [*_combine(dtype=DTYPES, D=(64, 128), norm=(True, False)), {"unused_rows": 1}],
         "round_rows": _combine(dtype=DTYPES),

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cupyllm.cuda import (
+    adjust_logits,
     argmax,
     copy_pages,
     cutoff,
@@ -15,7 +16,6 @@ from cupyllm.cuda import (
     group_maxima,
     paged_attention_decode,
     paged_attention_prefill,
-    penalise,
     rms_norm,
     rope_and_kv_write,
     round_rows,
@@ -105,11 +105,11 @@ def sampling_cases(model: str, config: ModelConfig) -> Iterator[KernelCase]:
             kernel, f"{model}.R{R}", sum(least.values()), lambda arrays: _sampling(arrays, R, N)[launches]
         )
 
+    yield case("adjust_logits", adjust_logits.least_bytes(R, N, 0, masked=R), "adjust_logits")
     yield case("argmax", argmax.least_bytes(R, N), "argmax")
     yield case("cutoff", cutoff.least_bytes(R, N), "cutoff")
     yield case("draw", draw.least_bytes(R, N), "draw")
     yield case("group_maxima", group_maxima.least_bytes(R, N), "group_maxima")
-    yield case("penalise", penalise.least_bytes(R, N, 0), "penalise")
     yield case("top_logprobs", top_logprobs.least_bytes(R, N, LOGPROBS), "top_logprobs")
 
 
@@ -163,22 +163,38 @@ def _rope(config: ModelConfig) -> Make:
 def _sampling(arrays: Arrays, R: int, N: int) -> dict[str, Launch]:
     """A launch of every sampling kernel on the same logits, with temperature 0.8, top-k 20 and top-p 0.8."""
     loader, logits, upload = arrays.gpu.loader, arrays.floats.take(R, N), arrays.gpu.device.upload
-    temperature, top_p, min_p, ones = (upload(np.full(R, value, np.float32)) for value in (0.8, 0.8, 0.0, 1.0))
+    temperature, top_p, min_p = (upload(np.full(R, value, np.float32)) for value in (0.8, 0.8, 0.0))
     top_k, seeds = upload(np.full(R, 20, np.int32)), upload(np.arange(R, dtype=np.uint64))
-    positions, no_ids = _indices(arrays, range(R)), upload(np.zeros(0, np.int32))
+    positions = _indices(arrays, range(R))
     index, plain_index = group_maxima.launch(loader, logits, N, temperature), group_maxima.launch(loader, logits, N)
     filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     kept = cutoff.launch(loader, logits, N, index, **filters)
     noise = {"temperature": temperature, "seeds": seeds, "positions": positions}
-    penalties = {"repetition_penalty": ones, "penalty_starts": _indices(arrays, [0] * (R + 1)), "penalty_ids": no_ids}
     return {
+        "adjust_logits": _adjusting(arrays, logits),
         "argmax": lambda: argmax.launch(loader, logits, N),
         "cutoff": lambda: cutoff.launch(loader, logits, N, index, **filters),
         "draw": lambda: draw.launch(loader, logits, N, index[0], *kept, **noise),
         "group_maxima": lambda: group_maxima.launch(loader, logits, N, temperature),
-        "penalise": lambda: penalise.launch(loader, logits, N, **penalties),
         "top_logprobs": lambda: top_logprobs.launch(loader, logits, N, plain_index, positions, LOGPROBS),
     }
+
+
+def _adjusting(arrays: Arrays, logits: Array) -> Launch:
+    """Every row under a mask of its own, as with a grammar for each."""
+    (R, N), upload = logits.shape, arrays.gpu.device.upload
+    starts, no_ids = _indices(arrays, [0] * (R + 1)), _indices(arrays, [])
+    changes = {
+        "repetition_penalty": upload(np.ones(R, np.float32)),
+        "penalty_starts": starts,
+        "penalty_ids": no_ids,
+        "offset_starts": starts,
+        "offset_ids": no_ids,
+        "offsets": upload(np.zeros(0, np.float32)),
+        "mask_rows": _indices(arrays, range(R)),
+        "masks": upload(np.full((R, adjust_logits.mask_words(N)), 2**32 - 1, np.uint32)),
+    }
+    return lambda: adjust_logits.launch(arrays.gpu.loader, logits, N, **changes)
 
 
 def _indices(arrays: Arrays, values: object) -> Array:

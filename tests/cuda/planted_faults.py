@@ -19,6 +19,7 @@ WRONG = "wrong result"
 
 # Arguments of the kernels' examples: ragged sizes, so that tails exist.
 CASES: dict[str, dict[str, Any]] = {
+    "adjust_logits": {"N": 5003},
     "embedding": {"C": 1032, "row_ids": (6, -1, 3, 7)},
     "gemv": {"N": 45, "K": 1032},
     "paged_attention_decode": {"context_lens": (600, 17)},
@@ -165,6 +166,24 @@ FAULTS: dict[str, list[Fault]] = {
         fault("scale not taken back",
               "* inverse_scales[t];\n        if (GATE_UP)", ";\n        if (GATE_UP)", WRONG, dtype="float16"),
     ],
+    "adjust_logits": [
+        fault("no barrier before the penalties", "    __syncthreads();\n\n    // 3", "    // 3", GLOBAL_RACE),
+        fault("no barrier before the offsets", "    __syncthreads();\n\n    // 4", "    // 4", GLOBAL_RACE),
+        fault("the next row's penalties", "i < penalty_starts[r + 1]", "i < penalty_starts[r] + 30", GLOBAL_RACE),
+        fault("the next row's offsets", "i < offset_starts[r + 1]", "i < offset_starts[r] + 30", GLOBAL_RACE),
+        fault("offsets of another block's ids", "id >= begin && id < end", "id < end", GLOBAL_RACE),
+        fault("negative logits made likelier", "x > 0.0f ?", "true ?", WRONG),
+        fault("offsets on the model's logits", "__fadd_rn(out[id]", "__fadd_rn(row[id]", WRONG),
+        fault("the mask of the row's own number", "max(mask_row, 0) * words", "r * words", OUTSIDE),
+        fault("every row under a mask", "mask_row < 0 ? 15u :", "", WRONG),
+        fault("the next word of the mask", "mask + id / 32", "mask + id / 32 + 1", OUTSIDE),
+        fault("the first mask for all", "max(mask_row, 0) * words", "0 * words", WRONG),
+        fault("words of 64 bits", "mask + id / 32", "mask + id / 64", WRONG),
+        fault("bits from the top", ">> (id % 32)", ">> (28 - id % 32)", WRONG),
+        fault("the bit of a neighbour", "masked(x.y, allowed & 2)", "masked(x.y, allowed & 1)", WRONG),
+        fault("NaN hidden by the mask", "!allowed && x < -NEGATIVE_INFINITY", "!allowed", WRONG),
+        fault("infinity hidden by the mask", "x < -NEGATIVE_INFINITY", "x <= -NEGATIVE_INFINITY", WRONG),
+    ],
     "argmax": [
         fault("NaN forgotten", "has_nan |= x[j]", "has_nan = x[j]", WRONG),
         fault("ids past the vocabulary", "load_4_floats(row, first, N)", "load_4_floats(row, first, V)", WRONG),
@@ -183,11 +202,6 @@ FAULTS: dict[str, list[Fault]] = {
     "draw": [
         fault("the cutoff ignored", "rank <= cutoff && score", "score", WRONG),
         fault("a key word for all rows", "key_1 = u32(seed >> 32)", "key_1 = u32(seed)", WRONG),
-    ],
-    "penalise": [
-        fault("no barrier before the penalties", "    __syncthreads();\n\n    // 3", "    // 3", GLOBAL_RACE),
-        fault("the next row's ids", "i < penalty_starts[r + 1]", "i < penalty_starts[r] + 30", OUTSIDE),
-        fault("negative logits made likelier", "x > 0.0f ?", "true ?", WRONG),
     ],
     "top_logprobs": [
         fault("no barrier between tokens",

@@ -102,6 +102,78 @@ def test_a_small_model_answers_as_with_the_reference(name: str, dtype: str, tmp_
     assert_alike(runs[0], runs[1], dtype)
 
 
+class TakingTurns:
+    """A guide that allows even ids, then odd ones, and so on."""
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def start(self) -> TakingTurns:
+        return TakingTurns()
+
+    def allow(self, words: np.ndarray) -> bool:
+        words[:] = (0x55555555, 0xAAAAAAAA)[self._turn]
+        return True
+
+    def advance(self, token_id: int) -> None:
+        assert token_id % 2 == self._turn
+        self._turn = 1 - self._turn
+
+
+@needs_gxx
+def test_a_small_model_answers_what_requests_allow_and_reads_prompts_as_with_the_reference(tmp_path: Path) -> None:
+    folder = write_tiny_checkpoint(tmp_path / "model", dtype="float16", seed=5, **SHAPES["qwen2"])
+    prompt = np.random.default_rng(0).integers(0, 500, 70).tolist()
+    common: dict[str, Any] = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True}
+    asked = [
+        SamplingParams(**common),
+        SamplingParams(**common, frequency_penalty=-2.0, presence_penalty=-2.0),  # what was said is said again
+        SamplingParams(**common, allowed_token_ids=[7, 31, 32, 200, 498], frequency_penalty=2.0),
+        SamplingParams(**common, guide=TakingTurns(), logit_bias={5: 100.0, 6: 100.0}, repetition_penalty=1.2),
+        SamplingParams(**common, prompt_logprobs=3, bad_word_ids=((100, 88),), min_tokens=5, stop_token_ids=[97]),
+    ]
+    switches: dict[str, Any] = {"page_size": 16, "max_step_tokens": 80, "max_decode_batch_size": 8}
+    found = []
+    for engine in (
+        kernel_engine(folder, "float16", emulated_loader("fast"), **switches),
+        make_engine(reference_model(folder), **switches),
+    ):
+        sequences = [engine.add(prompt, one) for one in asked]
+        pooled = [engine.add_embedding(prompt[:33], "last"), engine.add_embedding(prompt, "mean")]
+        run_to_end(engine)
+        found.append((sequences, pooled))
+    (ours, our_pooled), (theirs, their_pooled) = found
+    assert [sequence.output_ids for sequence in ours] == [sequence.output_ids for sequence in theirs]
+    assert ours[0].output_ids[:3] == [100, 88, 97], "what the last request forbids"
+    assert len({tuple(sequence.output_ids) for sequence in ours}) == len(asked), "each request has an effect"
+    assert [token_id % 2 for token_id in ours[3].output_ids] == [0, 1] * 4
+    for one, other in zip(ours[4].readout.logprobs[1:], theirs[4].readout.logprobs[1:], strict=True):
+        np.testing.assert_allclose(one.logprob, other.logprob, atol=64 * EPSILON["fp16"])
+        top = [[value for _, value in logprobs.top] for logprobs in (one, other)]
+        np.testing.assert_allclose(*top, atol=64 * EPSILON["fp16"])
+    for one, other in zip(our_pooled, their_pooled, strict=True):
+        expected = other.readout.embedding
+        size = np.abs(expected).max()
+        np.testing.assert_allclose(one.readout.embedding / size, expected / size, atol=16 * EPSILON["fp16"])
+
+
+@needs_gxx
+@pytest.mark.parametrize("count", [-1, 0, 5])
+def test_token_logprobs_are_those_of_the_reference(count: int) -> None:
+    logits = np.random.default_rng(1).standard_normal((4, 307)).astype(np.float32) * 3
+    token_ids = np.array([0, 299, -1, 150], np.int32)
+    logits[0, 10:290] = -np.inf
+    ours, theirs = (
+        ops.token_logprobs(logits, token_ids, count, vocab_limit=300)
+        for ops in (CudaOps(emulated_loader("check"), DEVICE), ReferenceOps())
+    )
+    np.testing.assert_array_equal(ours.top_ids, theirs.top_ids)
+    for name in ("logprobs", "top_logprobs"):
+        actual, expected = getattr(ours, name), getattr(theirs, name)
+        assert actual.shape == expected.shape
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
+
+
 def collect(engine: Engine) -> dict[int, list[Any]]:
     """Sequence id -> its events, in order."""
     found: dict[int, list[Any]] = {}

@@ -15,17 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_case import EPSILON, CheckedLaunches, total_bytes
 
-from cupyllm.cuda import argmax, cutoff, group_maxima, penalise, top_logprobs
+from cupyllm.cuda import adjust_logits, argmax, cutoff, group_maxima, top_logprobs
 from cupyllm.cuda.emulator import guarded_copy
 from cupyllm.cuda.loader import KernelLoader, emulated_loader
 from cupyllm.cuda.sample import sample, upload_sampling
 from cupyllm.errors import DeviceError
 from cupyllm.ops.reference import ReferenceOps
-from cupyllm.ops.sample_reference import candidates
-from cupyllm.ops.sample_reference import penalise as penalise_reference
+from cupyllm.ops.sample_reference import adjusted, candidates
 from cupyllm.philox import token_uniforms
 from cupyllm.sampling_batch import SampleResult, SamplingBatch, build_sampling_batch
 from cupyllm.sequence import Sequence
+from cupyllm.token_guide import AllowedIds
 from tests.sampling_case import row
 
 V = 50
@@ -245,6 +245,125 @@ def test_no_logprobs_are_computed_when_nobody_asks() -> None:
     assert (result.logprobs.size, result.top_ids.shape, result.top_logprobs.shape) == (0, (2, 0), (2, 0))
 
 
+# ---- Masks and offsets ----------------------------------------------------------------------------------------------
+
+
+def adjust(logits: np.ndarray, sampling: SamplingBatch, loader: KernelLoader = CHECK) -> np.ndarray:
+    """What the kernel `adjust_logits` makes of the ids below vocab_limit."""
+    N = min(logits.shape[1], sampling.vocab_limit)
+    changes = {name: guarded_copy(getattr(sampling, name)) for name in adjust_logits.CHANGES}
+    copy = adjust_logits.launch(loader, guarded_copy(logits), N, **changes)
+    assert copy.shape == (len(logits), adjust_logits.padded(N))
+    assert np.all(copy[:, N:] == -np.inf)
+    return copy[:, :N]
+
+
+def changing_rows(num_ids: int) -> list[Sequence]:
+    """A row with nothing, one with each way of changing logits, and one with all of them."""
+    some = [0, *range(0, num_ids, 3), num_ids - 1]
+    penalty = {"repetition_penalty": 1.3}
+    offsets = {"frequency_penalty": 0.7, "logit_bias": {0: -1.5, num_ids - 1: 2.25, num_ids: 99.0}, "min_tokens": 9}
+    mask = {"guide": AllowedIds([0, 31, 32, *range(1, num_ids, 2), num_ids - 1])}
+    ways: list[dict[str, Any]] = [{}, penalty, offsets, mask, penalty | mask, offsets | mask, penalty | offsets | mask]
+    return [row(k, some, **way) for k, way in enumerate(ways)]
+
+
+@pytest.mark.parametrize("num_ids", [1, 3, 31, 33, 130, 4097, 8192])
+def test_logits_are_changed_exactly_as_in_the_reference_in_vocabularies_of_any_size(num_ids: int) -> None:
+    rows, logits = changing_rows(num_ids), lively(7, num_ids + 5, seed=num_ids)
+    sampling = build_sampling_batch(rows, vocab_limit=num_ids)
+    expected = [adjusted(logits[r, :num_ids], sampling, r) for r in range(len(rows))]
+    np.testing.assert_array_equal(adjust(logits, sampling), expected)
+
+
+def test_masks_may_have_more_words_than_the_logits_need_and_not_fewer() -> None:
+    logits, rows = lively(2), [row(guide=AllowedIds([3, 45])), row(guide=AllowedIds([44]))]
+    sampling = build_sampling_batch(rows, vocab_limit=1000)
+    np.testing.assert_array_equal(np.isfinite(adjust(logits, sampling)).nonzero()[1], [3, 45, 44])
+    with pytest.raises(DeviceError, match="masks have 1 words a row; supported are 2 or more, for 50 token ids"):
+        adjust(logits, replace(sampling, masks=sampling.masks[:, :1].copy()))
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"temperature": 0.0},
+        {},
+        {"top_k": 40},  # more than are allowed
+        {"top_k": 2, "top_p": 0.99},
+        {"top_p": 0.8},
+        {"min_p": 1e-9},
+        {"top_k": 40, "top_p": 0.999, "min_p": 0.01, "temperature": 0.3},
+    ],
+)
+@pytest.mark.parametrize("num_ids", [50, 1283])
+def test_only_allowed_tokens_are_chosen_and_a_free_neighbour_is_left_alone(
+    filters: dict[str, Any], num_ids: int
+) -> None:
+    logits = np.repeat(lively(1, num_ids), 13, axis=0)
+    allowed = [2, 31, 32, num_ids - 1]  # of the large vocabulary most groups are all forbidden
+    rows = [row(seed, guide=AllowedIds(allowed), logprobs=2, **filters) for seed in range(12)]
+    sampling = build_sampling_batch([*rows, row(temperature=0.0)], vocab_limit=num_ids)
+    result = run(logits, sampling)
+    assert_same(result, ReferenceOps().sample(logits, sampling))
+    assert set(result.token_ids[:12].tolist()) <= set(allowed)
+    assert result.token_ids[12] == logits[0].argmax()
+
+
+def test_the_one_bit_of_a_mask_is_the_one_token_allowed() -> None:
+    rows = [row(guide=AllowedIds([token_id])) for token_id in range(70)]
+    assert tokens(np.zeros((70, 70)), *rows) == list(range(70))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "nothing", [{"guide": AllowedIds([77])}, {"bad_word_ids": tuple((token_id,) for token_id in range(V))}]
+)
+def test_a_row_that_may_choose_nothing_fails_alone(nothing: dict[str, Any], temperature: float) -> None:
+    logits = lively(3)
+    one = row(temperature=temperature, top_p=0.9, logprobs=1, **nothing)
+    sampling = build_sampling_batch([row(temperature=0.0), one, row(temperature=0.0)], vocab_limit=V)
+    result = run(logits, sampling)
+    assert result.token_ids.tolist() == [logits[0].argmax(), -1, logits[2].argmax()]
+    assert_same(result, ReferenceOps().sample(logits, sampling))
+
+
+@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize("params", [{"guide": AllowedIds([3])}, {"bad_word_ids": ((30,),)}])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_not_finite_fails_its_row_also_where_it_is_forbidden(
+    poison: float, params: dict[str, Any], temperature: float
+) -> None:
+    logits = lively(2)
+    logits[0, 30] = poison
+    rows = [row(temperature=temperature, **params), row(temperature=0.0, guide=AllowedIds([8]))]
+    assert tokens(logits, *rows) == [-1, 8]
+
+
+def test_a_group_in_which_all_is_impossible_weighs_nothing() -> None:
+    logits = np.full((1, 400), -np.inf, np.float32)
+    logits[0, [200, 201]] = [2.0, 1.0]
+    for temperature in (None, np.array([0.5], np.float32)):
+        maxima, sums = group_maxima.launch(CHECK, guarded_copy(logits), 400, temperature)
+        assert maxima.tolist() == [[-np.inf, 2.0, -np.inf, -np.inf]]
+        weight = np.exp(-1.0 if temperature is None else -2.0)
+        np.testing.assert_allclose(sums, [[0.0, 1.0 + weight, 0.0, 0.0]], rtol=1e-6)
+    sampling = build_sampling_batch([row(logprobs=4, top_k=300, top_p=0.99)], vocab_limit=400)
+    assert_same(run(logits, sampling), ReferenceOps().sample(logits, sampling))
+
+
+def test_offsets_come_after_the_repetition_penalty_and_leave_the_logprobs_alone() -> None:
+    logits = np.full((2, V), -9.0, np.float32)
+    logits[:, [3, 7]] = 4.0, 1.5
+    # 4 / 2 - 1 = 1 loses against 1.5; (4 - 1) / 2 = 1.5 would tie, and win as the smaller id
+    penalised = row(token_ids=[3], repetition_penalty=2.0, presence_penalty=1.0, temperature=0.0, logprobs=1)
+    biased = row(temperature=0.0, logit_bias={11: 100.0}, logprobs=1)
+    result = choose(logits, penalised, biased)
+    assert result.token_ids.tolist() == [7, 11]
+    assert result.top_ids.tolist() == [[3], [3]]
+    assert_same(result, ReferenceOps().sample(logits, build_sampling_batch([penalised, biased], vocab_limit=V)))
+
+
 # ---- Against the reference ------------------------------------------------------------------------------------------
 
 
@@ -260,21 +379,22 @@ def mixed_rows(num_ids: int) -> list[Sequence]:
         {"min_p": 0.03, "logprobs": min(20, num_ids)},
         {"top_k": 1},
     ]
-    return [row(2**64 - 1 - k, some[: k * k] or [0], **way) for k, way in enumerate(ways)]
+    rows = [row(2**64 - 1 - k, some[: k * k] or [0], **way) for k, way in enumerate(ways)]
+    return [*rows, *changing_rows(num_ids)]
 
 
 @pytest.mark.parametrize("num_ids", [1, 2, 3, 127, 128, 129, 1000, 4096, 4099])
 def test_every_way_of_sampling_picks_the_references_tokens_in_vocabularies_of_any_size(num_ids: int) -> None:
-    rows, logits = mixed_rows(num_ids), lively(7, num_ids, seed=num_ids)
+    rows, logits = mixed_rows(num_ids), lively(14, num_ids, seed=num_ids)
     for greedy in (False, True):
         sampling = build_sampling_batch(rows, vocab_limit=num_ids)
         if greedy:
-            sampling = replace(sampling, temperature=np.zeros(7, np.float32))
+            sampling = replace(sampling, temperature=np.zeros(14, np.float32))
         assert_same(run(logits, sampling), ReferenceOps().sample(logits, sampling))
 
 
 def test_every_way_of_sampling_a_whole_vocabulary_picks_the_references_tokens() -> None:
-    rows, logits = mixed_rows(QWEN_V), like_a_model(7)
+    rows, logits = mixed_rows(QWEN_V), like_a_model(14)
     sampling = build_sampling_batch(rows, vocab_limit=QWEN_V - 271)
     assert_same(run(logits, sampling, FAST), ReferenceOps().sample(logits, sampling))
 
@@ -305,18 +425,27 @@ def middle_of_a_gap(values: np.ndarray, share: float) -> float:
 
 @st.composite
 def batches(draw: st.DrawFn) -> tuple[np.ndarray, list[Sequence]]:
-    """Up to four rows with many ties, impossible tokens, penalties, and filters that no token lies at the edge of."""
+    """Up to four rows with many ties, impossible and forbidden tokens, penalties, offsets, and filters that no token
+    lies at the edge of.
+    """
     num_ids = draw(st.integers(2, 400))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     logits, rows = [], []
     for _ in range(draw(st.integers(1, 4))):
         one = (rng.integers(-40, 40, num_ids) / draw(st.sampled_from([2, 4, 8]))).astype(np.float32)
         one[rng.random(num_ids) < draw(st.sampled_from([0.0, 0.3]))] = -np.inf
-        one[rng.integers(num_ids)] = draw(st.sampled_from([5.0, 20.0]))
+        likely = int(rng.integers(num_ids))
+        one[likely] = draw(st.sampled_from([5.0, 20.0]))
         params: dict[str, Any] = {"temperature": draw(st.sampled_from([0.25, 0.7, 1.0, 2.0]))}
         params["repetition_penalty"] = draw(st.sampled_from([1.0, 1.1, 0.7]))
         params["top_k"] = draw(st.sampled_from([0, 1, 2, 20, num_ids - 1, num_ids, num_ids + 1]))
         token_ids = rng.choice(num_ids, draw(st.integers(1, num_ids))).tolist()
+        if draw(st.booleans()):
+            params["guide"] = AllowedIds([likely, *rng.choice(num_ids, draw(st.integers(1, num_ids))).tolist()])
+        if draw(st.booleans()):
+            ids = rng.choice(num_ids, draw(st.integers(1, 5))).tolist()
+            params["logit_bias"] = {token_id: draw(st.sampled_from([-2.5, 0.5, 4.0])) for token_id in ids}
+            params["frequency_penalty"] = draw(st.sampled_from([0.0, 0.25]))
         likely_first = np.sort(np.exp(scaled_row(one, row(token_ids=token_ids, **params)), dtype=np.float64))[::-1]
         before = np.cumsum(likely_first[: params["top_k"] or num_ids])
         if draw(st.booleans()):
@@ -329,10 +458,9 @@ def batches(draw: st.DrawFn) -> tuple[np.ndarray, list[Sequence]]:
 
 
 def scaled_row(logits: np.ndarray, one: Sequence) -> np.ndarray:
-    """Penalised logits over the temperature, the largest 0: what the reference filters."""
-    ids, penalised = sorted(one.distinct_ids), logits.copy()
-    penalised[ids] = penalise_reference(logits[ids], np.float32(one.params.repetition_penalty))
-    return (penalised - penalised.max()) / np.float32(one.params.temperature)
+    """Changed logits over the temperature, the largest 0: what the reference filters."""
+    changed = adjusted(logits, build_sampling_batch([one], vocab_limit=len(logits)), 0)
+    return (changed - changed.max()) / np.float32(one.params.temperature)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -365,9 +493,12 @@ def launched(*rows: Sequence, logits: np.ndarray | None = None) -> CheckedLaunch
     ("rows", "kernels"),
     [
         ([row(temperature=0.0), row(temperature=0.0, top_k=3)], "argmax"),
-        ([row(temperature=0.0, repetition_penalty=1.2)], "penalise argmax"),
+        ([row(temperature=0.0, repetition_penalty=1.2)], "adjust_logits argmax"),
+        ([row(temperature=0.0), row(temperature=0.0, logit_bias={3: 1.0})], "adjust_logits argmax"),
+        ([row(guide=AllowedIds([5]), temperature=0.0), row(temperature=0.0)], "adjust_logits argmax"),
+        ([row(temperature=0.0, min_tokens=2, num_prompt_tokens=1)], "argmax"),  # it has them
         ([row(temperature=0.0), row(top_k=3)], "group_maxima cutoff draw"),
-        ([row(repetition_penalty=1.2)], "penalise group_maxima cutoff draw"),
+        ([row(repetition_penalty=1.2)], "adjust_logits group_maxima cutoff draw"),
         ([row(temperature=0.0, logprobs=0)], "argmax group_maxima top_logprobs"),
     ],
 )
@@ -384,8 +515,11 @@ def test_a_greedy_batch_uploads_nothing_and_any_other_one_array() -> None:
 
     upload_sampling(build_sampling_batch([row(temperature=0.0)], vocab_limit=V), upload)
     assert uploaded == []
-    upload_sampling(build_sampling_batch([row(repetition_penalty=1.1)], vocab_limit=V), upload)
+    batch = build_sampling_batch(changing_rows(V), vocab_limit=V)
+    arrays = upload_sampling(batch, upload).rows
     assert len(uploaded) == 1
+    for name, array in vars(arrays).items():
+        np.testing.assert_array_equal(array, getattr(batch, name), strict=True)
 
 
 def test_a_replay_with_new_positions_in_the_same_arrays_draws_anew() -> None:
@@ -415,14 +549,19 @@ def test_all_logits_are_read_once_and_a_part_of_them_again(params: dict[str, Any
     assert sum(total_bytes(report)["logits"] for report in others) <= share * 4 * QWEN_V
 
 
-def test_greedy_reads_all_logits_once_and_penalties_copy_them_once() -> None:
-    penalised, greedy = launched(row(temperature=0.0, repetition_penalty=1.2), logits=like_a_model(1)).reports
+def test_greedy_reads_all_logits_once_and_changes_copy_them_once() -> None:
+    changes = {"repetition_penalty": 1.2, "logit_bias": {5: 1.0, 7: 2.0}, "guide": AllowedIds(range(0, QWEN_V, 2))}
+    copied, greedy = launched(row(temperature=0.0, **changes), logits=like_a_model(1)).reports
     assert total_bytes(greedy) == argmax.least_bytes(1, QWEN_V)
-    least = penalise.least_bytes(1, QWEN_V, 3)
-    assert total_bytes(penalised)["logits"] == least["logits"] + 3 * 4
-    assert total_bytes(penalised)["penalised"] == least["penalised"] + 3 * 4
+    least = adjust_logits.least_bytes(1, QWEN_V, 3, 2, masked=1)
+    # The copy is read and written again for each penalty and offset. Eight lanes share a word of the mask, and a warp
+    # uses half a sector of it.
+    again = {"adjusted": (3 + 2) * 8, "masks": 7 * least["masks"]}
+    counted = {name: least[name] + again.get(name, 0) for name in ("logits", "adjusted", "masks", "offsets")}
+    assert {name: total_bytes(copied)[name] for name in counted} == counted
+    assert copied.argument("masks").read.sectors == -(-QWEN_V // 128)
     assert greedy.argument("logits").read.efficiency == 1.0
-    assert penalised.argument("logits").read.efficiency > 0.999
+    assert copied.argument("logits").read.efficiency == 1.0
 
 
 def test_top_logprobs_reads_two_groups_of_logits_for_each_token() -> None:

@@ -15,17 +15,18 @@ from .case import Example, ExampleRun, GuardedHost, Output
 from .linear import gemv_example, round_rows_example, skinny_gemm_example, tile_gemm_example
 from .rows import copy_pages_example, embedding_example, rms_norm_example, rope_and_kv_write_example, silu_mul_example
 from .sampling import (
+    adjust_logits_example,
     argmax_example,
     cutoff_example,
     draw_example,
     group_maxima_example,
-    penalise_example,
     top_logprobs_example,
 )
 
 __all__ = ["EXAMPLES", "Example", "ExampleRun", "GuardedHost", "Output"]
 
 EXAMPLES: Mapping[str, Example] = {
+    "adjust_logits": adjust_logits_example,
     "argmax": argmax_example,
     "copy_pages": copy_pages_example,
     "cutoff": cutoff_example,
@@ -35,7 +36,6 @@ EXAMPLES: Mapping[str, Example] = {
     "group_maxima": group_maxima_example,
     "paged_attention_decode": paged_attention_decode_example,
     "paged_attention_prefill": paged_attention_prefill_example,
-    "penalise": penalise_example,
     "rms_norm": rms_norm_example,
     "rope_and_kv_write": rope_and_kv_write_example,
     "round_rows": round_rows_example,

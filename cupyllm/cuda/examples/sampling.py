@@ -7,16 +7,16 @@ no such part, by the tokens that the whole op chooses.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
-from cupyllm.cuda import argmax, cutoff, draw, group_maxima, penalise, top_logprobs
+from cupyllm.cuda import adjust_logits, argmax, cutoff, draw, group_maxima, top_logprobs
 from cupyllm.cuda.examples.case import EPSILON, ExampleRun, Output, Place, random_floats
 from cupyllm.cuda.loader import KernelLoader
 from cupyllm.cuda.sample import sample, upload_sampling
 from cupyllm.ops.reference import ReferenceOps
-from cupyllm.ops.sample_reference import candidates
-from cupyllm.ops.sample_reference import penalise as penalise_reference
+from cupyllm.ops.sample_reference import adjusted, candidates
 from cupyllm.sampling_batch import SamplingBatch
 
 
@@ -28,18 +28,33 @@ def argmax_example(loader: KernelLoader, place: Place, *, R: int = 4, N: int = 1
     return _sample(loader, place, logits, _batch(R, N, temperature=0.0), argmax.least_bytes(R, N))
 
 
-def penalise_example(loader: KernelLoader, place: Place, *, R: int = 4, N: int = 1501) -> ExampleRun:
-    """Rows of which some likely and some unlikely tokens are penalised, each row more than the one before."""
-    logits, ids = _logits(R, N), [np.arange(r, N, N // (5 * (r + 1))) for r in range(R)]
-    batch = _batch(R, N, penalised=ids)
-    names = ("repetition_penalty", "penalty_starts", "penalty_ids")
-    arrays = {name: place.upload(getattr(batch, name)) for name in names}
-    actual = place.download(penalise.launch(loader, place.upload(logits), N, **arrays))[:, :N]
-    expected = logits[:, :N].copy()
-    for r, penalised in enumerate(ids):
-        expected[r, penalised] = penalise_reference(expected[r, penalised], batch.repetition_penalty[r])
-    output = Output("penalised", actual, expected, EPSILON["float32"])
-    return ExampleRun("sample", {"R": R, "N": N}, penalise.least_bytes(R, N, len(batch.penalty_ids)), (output,))
+def adjust_logits_example(loader: KernelLoader, place: Place, *, R: int = 4, N: int = 1501) -> ExampleRun:
+    """Rows with penalties and offsets for the same tokens, each row more than the one before; every second one has a
+    mask, and the first of these NaN and infinity where nothing is allowed.
+    """
+    rng, logits = np.random.default_rng(1), _logits(R, N)
+    ids = [np.arange(r, N, N // (5 * (r + 1))) for r in range(R)]
+    masks = rng.integers(0, 2**32, (R // 2, adjust_logits.mask_words(N)), dtype=np.uint32)
+    poisoned = np.array([N // 2, N // 3])
+    logits[1, poisoned] = np.nan, np.inf
+    masks[0, poisoned // 32] &= ~(np.uint32(1) << (poisoned % 32).astype(np.uint32))
+    penalised = _batch(R, N, penalised=ids)
+    offsets = random_floats(rng, len(penalised.penalty_ids))
+    offsets[::4] = -np.inf
+    batch = replace(
+        penalised,
+        offset_starts=penalised.penalty_starts,
+        offset_ids=np.concatenate([one[::-1] for one in ids]).astype(np.int32),
+        offsets=offsets,
+        mask_rows=np.where(np.arange(R) % 2, np.arange(R) // 2, -1).astype(np.int32),
+        masks=masks,
+    )
+    changes = {name: place.upload(getattr(batch, name)) for name in adjust_logits.CHANGES}
+    actual = place.download(adjust_logits.launch(loader, place.upload(logits), N, **changes))[:, :N]
+    expected = np.stack([adjusted(row[:N], batch, r) for r, row in enumerate(logits)])
+    expected[1, poisoned] = np.nan, np.inf
+    least = adjust_logits.least_bytes(R, N, len(batch.penalty_ids), len(offsets), len(masks))
+    return ExampleRun("sample", {"R": R, "N": N}, least, (Output("adjusted", actual, expected, 0.0),))
 
 
 def group_maxima_example(loader: KernelLoader, place: Place, *, R: int = 3, N: int = 1501) -> ExampleRun:
