@@ -348,6 +348,8 @@ class Engine:
         """Refuse what can never be served: raises RequestError naming the field. Any thread may call it."""
         if len(prompt_ids) == 0:
             raise RequestError("the prompt is empty: at least one token is needed", param="prompt")
+        if self.model.weights.lm_head is None and (params.max_tokens != 0 or params.prompt_logprobs is not None):
+            raise RequestError("this model was saved without its output head: it can only embed", param="model")
         self._check_ids(prompt_ids, "prompt", "prompt token {place}")
         self._check_ids(params.stop_token_ids, "stop_token_ids", "stop_token_ids entry {place}")
         self._check_ids(tuple(params.logit_bias or ()), "logit_bias", "logit_bias key {place}")

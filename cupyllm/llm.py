@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from cupyllm.beam_search import BeamParams, BeamSearch
@@ -22,7 +23,7 @@ from cupyllm.messages import normalise_messages
 from cupyllm.output import OutputText, with_bad_word_ids
 from cupyllm.sampling import SamplingParams
 from cupyllm.sampling_batch import TokenLogprobs
-from cupyllm.sequence import FinishReason
+from cupyllm.sequence import FinishReason, Sequence
 from cupyllm.startup import load_engine
 from cupyllm.step_result import TokenEvent
 from cupyllm.structured.grammar import grammar_of
@@ -85,6 +86,7 @@ class LLM:
         self.engine = loaded.engine
         self.tokenizer = loaded.tokenizer
         self.chat_template = loaded.chat_template
+        self.embedding = loaded.embedding
         self.guides = loaded.guides
 
     def generate(
@@ -167,6 +169,34 @@ class LLM:
             raise RequestError("guide needs one of json_schema, json_object, regex, choice and grammar")
         return self.guides.compile(found)
 
+    def embed(
+        self,
+        inputs: str | Seq[str] | Seq[int] | Seq[Seq[int]],
+        *,
+        dimensions: int | None = None,
+        show_progress: bool = True,
+    ) -> np.ndarray:
+        """One vector for each input, text or token ids: (inputs, C) float32, made as the checkpoint says.
+
+        With `dimensions` only so many of them, for models trained to be cut. Raises RequestError for what can never be
+        embedded, and EngineError when the model gives numbers that are not finite.
+        """
+        self.embedding.check(dimensions, self.engine.model.config.hidden_size)
+        as_ids = [self._encode_text(one) for one in _as_prompts(inputs)]
+        for prompt_ids in as_ids:  # refuse before anything has run
+            self.engine.check(prompt_ids, SamplingParams(max_tokens=0))
+        sequences: list[Sequence] = []
+        self._exhaust(self._finish_embeddings(as_ids, sequences), len(as_ids), show_progress and len(as_ids) > 1)
+        pooled = [sequence.readout.embedding for sequence in sequences if sequence.readout is not None]
+        if not all(np.isfinite(vector).all() for vector in pooled):
+            raise EngineError("the model gave no finite hidden states; the checkpoint or its dtype is damaged")
+        return np.stack([self.embedding.finish(vector, dimensions) for vector in pooled])
+
+    def _encode_text(self, one: str | Seq[int]) -> list[int]:
+        if isinstance(one, str):
+            return self.tokenizer.with_special_tokens(self.tokenizer.encode(one))
+        return list(one)
+
     def _encode(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
@@ -233,6 +263,16 @@ class LLM:
             for search in self.engine.step().ended_searches:
                 num_live -= 1
                 yield search
+
+    def _finish_embeddings(self, prompts: list[list[int]], sequences: list[Sequence]) -> Iterator[Sequence]:
+        """Read every prompt, and give its sequence when it has been read; `sequences` gets them in order."""
+        num_ended = 0
+        while num_ended < len(prompts):
+            while len(sequences) < len(prompts) and self.engine.num_waiting < self.config.max_waiting:
+                sequences.append(self.engine.add_embedding(prompts[len(sequences)], self.embedding.pooling))
+            for event in self.engine.step():
+                num_ended += 1
+                yield event.sequence
 
 
 def _as_output(answer: _Pending) -> CompletionOutput:

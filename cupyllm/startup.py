@@ -12,6 +12,7 @@ from cupyllm.chat_template import ChatTemplate
 from cupyllm.checkpoint import Checkpoint
 from cupyllm.config import EngineConfig
 from cupyllm.device import Device
+from cupyllm.embedding import EmbeddingRecipe, read_embedding_recipe
 from cupyllm.engine import Engine
 from cupyllm.errors import ConfigError
 from cupyllm.hub import resolve_model
@@ -31,6 +32,7 @@ class LoadedModel:
     engine: Engine
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    embedding: EmbeddingRecipe
     folder: Path
     facts: tuple[tuple[str, str], ...]  # (what, value) lines of the start banner
     guides: GuideCompiler
@@ -57,6 +59,7 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
     backend.check_model(model_config, config.page_size)
     tokenizer = Tokenizer.from_folder(folder)
     chat_template = ChatTemplate.from_folder(folder, tokenizer)
+    embedding = read_embedding_recipe(folder)
     use_defaults = config.generation_config == "auto"
     defaults = read_generation_defaults(folder) if use_defaults else GenerationDefaults()
     dtype = choose_dtype(config, model_config, backend)
@@ -93,7 +96,7 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
     )
     facts = _facts(config, model_config, backend, dtype, size)
     guides = GuideCompiler(tokenizer, model_config.end_token_ids, vocab_limit=vocab_limit)
-    return LoadedModel(engine, tokenizer, chat_template, folder, facts, guides)
+    return LoadedModel(engine, tokenizer, chat_template, embedding, folder, facts, guides)
 
 
 def _facts(

@@ -94,6 +94,10 @@ class Tokenizer:
         ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
+    def with_special_tokens(self, ids: list[int]) -> list[int]:
+        """The ids of a text with what the post-processor puts around it."""
+        return [*self.prefix_ids, *ids, *self.suffix_ids]
+
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`; bytes that are not UTF-8 become U+FFFD, ids without a token become nothing."""
         skip = self.special_ids if skip_special_tokens else frozenset()

@@ -47,7 +47,7 @@ class ModelWeights:
     embedding: Array  # (V, C)
     layers: tuple[LayerWeights, ...]
     final_norm: Array  # (C,)
-    lm_head: Array  # (V, C); the same object as embedding where the head is tied
+    lm_head: Array | None  # (V, C); the same object as embedding where the head is tied; None: it only embeds
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,18 @@ def load_weights(
     read, when tensors are missing, too many, or of the wrong shape or dtype.
     """
     check_tensors(checkpoint, config)
+    prefix = _prefix(checkpoint)
 
-    def load(parts: Parts, name: str) -> Array:
+    def load(parts: Parts, name: str) -> Array | None:
+        if name == "lm_head" and _has_no_head(checkpoint):
+            return None
         array = np.empty(_stacked_shape(parts), dtype=_host_type(name, dtype))
         row = 0
         for part in parts:
-            checkpoint.read_into(part.name, array[row : row + part.shape[0]])
+            stored = _stored_name(part.name, prefix)
+            checkpoint.read_into(stored, array[row : row + part.shape[0]])
             row += part.shape[0]
-            progress(checkpoint.tensor_bytes(part.name))
+            progress(checkpoint.tensor_bytes(stored))
         return upload(array)
 
     return _assemble(config, load)
@@ -164,7 +168,10 @@ def weight_bytes(config: ModelConfig, dtype: str) -> int:
 
 def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
     """The checkpoint holds the tensors that the model needs, and no others. Raises CheckpointError naming the first."""
-    needed = {part.name: part.shape for part in _all_parts(config)}
+    prefix = _prefix(checkpoint)
+    needed = {_stored_name(part.name, prefix): part.shape for part in _all_parts(config)}
+    if _has_no_head(checkpoint):
+        needed.pop("lm_head.weight", None)
     present = set(checkpoint.names)
     for name, shape in needed.items():
         if name not in present:
@@ -181,6 +188,22 @@ def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:
             raise CheckpointError(f"{checkpoint.file(name)}: tensor {name!r} {problem}")
 
 
+def _prefix(checkpoint: Checkpoint) -> str:
+    """What stands before the names of a checkpoint's tensors: nothing in Qwen3-Embedding, which was saved without its
+    head.
+    """
+    return "" if "embed_tokens.weight" in checkpoint.names else "model."
+
+
+def _stored_name(name: str, prefix: str) -> str:
+    return prefix + name.removeprefix("model.") if name.startswith("model.") else name
+
+
+def _has_no_head(checkpoint: Checkpoint) -> bool:
+    """Whether this is a model that was saved without its head, which then can only embed."""
+    return _prefix(checkpoint) == "" and "lm_head.weight" not in checkpoint.names
+
+
 def _is_needless(name: str, config: ModelConfig) -> bool:
     """Tensors that some programs write although they follow from others: a tied head, and rope frequencies."""
     return name.endswith("rotary_emb.inv_freq") or (config.tied_head and name == "lm_head.weight")
@@ -193,7 +216,7 @@ def _all_parts(config: ModelConfig) -> Iterator[Part]:
             yield from parts
 
 
-def _assemble(config: ModelConfig, make: Callable[[Parts, str], Array]) -> ModelWeights:
+def _assemble(config: ModelConfig, make: Callable[[Parts, str], Array | None]) -> ModelWeights:
     """A ModelWeights whose arrays are made by `make(parts, our name)`, one after another."""
     outside = {name: make(parts, name) for name, parts in model_parts(config).items()}
     layers = []

@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from cupyllm.api import chat, completions, health, models, openapi, responses, tokenize
+from cupyllm.api import chat, completions, embeddings, health, models, openapi, responses, tokenize
 from cupyllm.api.errors import routing_error
 from cupyllm.api.middleware import AccessCheck, Errors, RequestIds
 from cupyllm.api.state import ServerState
@@ -21,7 +21,7 @@ from cupyllm.config import ServerConfig
 from cupyllm.errors import ConfigError
 from cupyllm.startup import LoadedModel
 
-_FAMILIES = (chat, completions, responses, tokenize, models, health, openapi)
+_FAMILIES = (chat, completions, responses, embeddings, tokenize, models, health, openapi)
 
 
 def make_app(loaded: LoadedModel, config: ServerConfig) -> Starlette:

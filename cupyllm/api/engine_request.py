@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from cupyllm.beam_search import BeamParams, BeamSearch
 from cupyllm.engine import Engine
 from cupyllm.errors import RequestError
+from cupyllm.prompt_readout import Pooling
 from cupyllm.sampling import SamplingParams
 from cupyllm.sequence import FinishReason, Sequence
 from cupyllm.step_result import TokenEvent
@@ -22,7 +25,7 @@ MAX_SEQUENCES = 64
 @dataclass(frozen=True)
 class EngineRequest:
     """What one HTTP request asks of the engine: P prompts and, for each, how to sample its n answers, or how to
-    search for the n best.
+    search for the n best, or, with `pooling`, one vector.
     """
 
     prompts: list[list[int]]
@@ -30,6 +33,7 @@ class EngineRequest:
     priority: int = 0
     cache_salt: str = ""
     beams: list[BeamParams] = field(default_factory=list)  # one for each prompt where searches are asked for, else none
+    pooling: Pooling | None = None
 
     @property
     def n(self) -> int:
@@ -91,11 +95,18 @@ class EngineWork:
                 search = engine.add_beams(prompt, beams, priority=asked.priority, cache_salt=asked.cache_salt)
                 self.searches.append(search)
                 self.prompt_sequences += [sequence for sequence, _ in search.live.values()]
+            elif asked.pooling is not None:
+                self.sequences.append(engine.add_embedding(prompt, asked.pooling, priority=asked.priority))
+                self.prompt_sequences.append(self.sequences[-1])
             else:
                 params = asked.params[number].split()
                 added = engine.add_parallel(prompt, params, priority=asked.priority, cache_salt=asked.cache_salt)
                 self.sequences += added
                 self.prompt_sequences.append(added[0])
+
+    def embeddings(self) -> list[np.ndarray]:
+        """The pooled hidden state of each prompt, (C,) float32, once all have been read."""
+        return [sequence.readout.embedding for sequence in self.sequences if sequence.readout is not None]
 
     def abort(self, engine: Engine, choice: int | None = None) -> list[int | BeamSearch]:
         """End one choice, or all; returns the ids of the sequences, and the searches, that this ended."""

@@ -19,12 +19,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import cupyllm
-from cupyllm.api import chat, completions, health, models, responses, tokenize
+from cupyllm.api import chat, completions, embeddings, health, models, responses, tokenize
 from cupyllm.api.errors import json_response
 from cupyllm.api.middleware import OPEN_PATHS
 from cupyllm.api.protocol import answers, response_answers
 from cupyllm.api.protocol.chat import ChatRequest
 from cupyllm.api.protocol.completions import CompletionRequest
+from cupyllm.api.protocol.embeddings import EmbeddingRequest
 from cupyllm.api.protocol.responses import ResponsesRequest
 from cupyllm.api.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from cupyllm.api.state import server_state
@@ -65,6 +66,7 @@ _BODIES: dict[Callable[..., Any], Bodies] = {
     chat.chat_completions: Bodies(ChatRequest, answers.ChatCompletion, answers.ChatCompletionChunk, _ENGINE),
     completions.completions: Bodies(CompletionRequest, answers.TextCompletion, answers.TextCompletionChunk, _ENGINE),
     responses.create_response: Bodies(ResponsesRequest, response_answers.Response, response_answers.AnyEvent, _ENGINE),
+    embeddings.embeddings: Bodies(EmbeddingRequest, answers.Embeddings, None, _ENGINE),
     tokenize.tokenize: Bodies(TokenizeRequest, answers.Tokens, None, (404,)),
     tokenize.detokenize: Bodies(DetokenizeRequest, answers.Text, None, (404,)),
     models.list_models: Bodies(None, answers.ModelList),

@@ -47,7 +47,7 @@ def _tokenize(body: bytes, state: ServerState) -> Response:
     tokenizer = state.loaded.tokenizer
     ids = _ids_of_text(ask, state) if ask.messages is None else _ids_of_messages(ask, ask.messages, state)
     if ask.wants_special_tokens:
-        ids = [*tokenizer.prefix_ids, *ids, *tokenizer.suffix_ids]
+        ids = tokenizer.with_special_tokens(ids)
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": state.loaded.engine.max_model_len, "tokens": ids}
     if ask.return_token_strs:
         answer["token_strs"] = [tokenizer.vocabulary_entry(token_id) for token_id in ids]

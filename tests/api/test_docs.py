@@ -11,6 +11,7 @@ import pytest
 
 from cupyllm.api.protocol.chat import ChatRequest
 from cupyllm.api.protocol.completions import CompletionRequest
+from cupyllm.api.protocol.embeddings import EmbeddingRequest
 from cupyllm.api.protocol.responses import ResponsesRequest
 from cupyllm.api.protocol.shared import NoEffect, NotYet, SharedRequest, StrictModel
 from cupyllm.api.protocol.tokenize import TokenizeRequest
@@ -41,7 +42,8 @@ def test_the_field_table_holds_every_field_with_its_fate(kind: type[SharedReques
 
 
 @pytest.mark.parametrize(
-    ("kind", "title"), [(TokenizeRequest, "Tokenize and detokenize"), (ResponsesRequest, "Responses")]
+    ("kind", "title"),
+    [(TokenizeRequest, "Tokenize and detokenize"), (ResponsesRequest, "Responses"), (EmbeddingRequest, "Embeddings")],
 )
 def test_a_table_of_one_route_holds_every_field_with_its_fate(kind: type[StrictModel], title: str) -> None:
     assert dict(re.findall(r"^\| `(\w+)` \| ([\w ]+?) \|", section(title), re.MULTILINE)) == fates(kind)

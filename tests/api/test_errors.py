@@ -36,7 +36,7 @@ def test_61_an_unknown_model_is_404(server: LiveServer, name: str) -> None:
     [
         *(
             ("GET", "/", 404),
-            ("POST", "/v1/embeddings", 404),
+            ("POST", "/v1/embedding", 404),
             ("GET", "/v1/models/nope", 404),
             ("GET", "/health/", 404),
         ),

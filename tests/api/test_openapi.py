@@ -13,13 +13,14 @@ import pytest
 
 from cupyllm.api.protocol.chat import ChatRequest
 from cupyllm.api.protocol.completions import CompletionRequest
+from cupyllm.api.protocol.embeddings import EmbeddingRequest
 from cupyllm.api.protocol.responses import ResponsesRequest
 from cupyllm.api.protocol.shared import NoEffect, NotYet, StrictModel
 from cupyllm.api.protocol.tokenize import TokenizeRequest
 from tests.api.described import Description
 from tests.api.live_server import MESSAGES, LiveServer, run_server
 
-REQUESTS = [ChatRequest, CompletionRequest, ResponsesRequest, TokenizeRequest]
+REQUESTS = [ChatRequest, CompletionRequest, EmbeddingRequest, ResponsesRequest, TokenizeRequest]
 
 
 @pytest.fixture(scope="module")

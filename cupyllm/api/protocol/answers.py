@@ -243,6 +243,30 @@ class TextCompletionChunk(Answer):
     timings: NotRequired[Timings]
 
 
+class Embedding(Answer):
+    """A text as a vector: numbers, or the base64 of its little-endian float32 values."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Answer):
+    """Token counts of all texts together."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(Answer):
+    """The vectors of all texts, in their order."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
 class Tokens(Answer):
     """A text as token ids."""
 

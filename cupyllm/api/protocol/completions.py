@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
+from cupyllm.api.protocol.prompts import Prompts, read_prompts
 from cupyllm.api.protocol.shared import SharedRequest
 from cupyllm.errors import RequestError
 from cupyllm.sampling import MAX_ANSWERS, MAX_LOGPROBS, SamplingParams
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for this route only
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
-_PROMPT_SCHEMA = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
-        _IDS,
-        {"type": "array", "items": _IDS},
-    ]
-}
 
 
 class CompletionRequest(SharedRequest):
     """One prompt or many, as text or as token ids, to be continued."""
 
-    prompt: Annotated[Any, WithJsonSchema(_PROMPT_SCHEMA)]
+    prompt: Prompts
     best_of: int | None = None
 
     max_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -58,39 +50,9 @@ class CompletionRequest(SharedRequest):
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts. Raises RequestError naming the place of what is no prompt."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        if not isinstance(self.prompt, list):
-            _refuse("prompt", "must be a string, a list of strings, a list of token ids, or a list of those")
-        if not self.prompt:
-            _refuse("prompt", "must not be an empty list")
-        first = self.prompt[0]
-        if isinstance(first, str):
-            return [_as_text(item, f"prompt[{place}]") for place, item in enumerate(self.prompt)]
-        if isinstance(first, list):
-            return [_as_ids(item, f"prompt[{place}]") for place, item in enumerate(self.prompt)]
-        return [_as_ids(self.prompt, "prompt")]
+        return read_prompts(self.prompt, "prompt")
 
 
 def text_choice(index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None) -> dict[str, Any]:
     """A choice of an answer or of a chunk."""
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
-
-
-def _as_text(item: Any, place: str) -> str:
-    if not isinstance(item, str):
-        _refuse(place, "must be a string, as prompt[0] is")
-    return item
-
-
-def _as_ids(item: Any, place: str) -> list[int]:
-    if not isinstance(item, list):
-        _refuse(place, "must be a list of token ids, as prompt[0] is")
-    for position, token_id in enumerate(item):
-        if type(token_id) is not int:
-            _refuse(f"{place}[{position}]", "must be a token id: a whole number")
-    return item
-
-
-def _refuse(place: str, problem: str) -> NoReturn:
-    raise RequestError(f"{place} {problem}", param="prompt")
