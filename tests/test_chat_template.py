@@ -340,6 +340,29 @@ def test_enable_thinking_is_refused_where_the_template_cannot_honour_it(
     assert caught.value.param == "chat_template_kwargs.enable_thinking"
 
 
+def test_tools_are_refused_where_the_template_would_not_show_them(make: Any) -> None:
+    template = make("{{ messages[0].content }}")
+    assert template.render([user("a")], tools=[]) == "a"
+    with pytest.raises(RequestError, match="cannot show tools") as caught:
+        template.encode([user("a")], tools=[tool()])
+    assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize("content", ["a", "", "ends in spaces \n\n", "<|im_end|>", "<tool_call", "x<|im_start|>"])
+def test_a_message_to_be_continued_ends_the_prompt(qwen2: tuple[Tokenizer, ChatTemplate], content: str) -> None:
+    tokenizer, template = qwen2
+    begun = template.render([user("q")])
+    options: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
+    assert template.render([user("q"), assistant(content)], **options) == begun + content
+    ids = template.encode([user("q"), assistant(content)], **options)
+    assert ids == template.encode([user("q")]) + tokenizer.encode(content, control_tokens=False)
+
+
+def test_a_message_that_the_template_does_not_show_cannot_be_continued(make: Any) -> None:
+    with pytest.raises(RequestError, match="does not show the last message"):
+        make("{{ messages[0].content }}").render([user("q"), assistant("a")], continue_final_message=True)
+
+
 # -- what a template may do --------------------------------------------------------------------------
 
 

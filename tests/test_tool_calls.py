@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+import unicodedata
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from cupyllm.chat_template import ChatTemplate
 from cupyllm.message_parts import CallArguments, CallBegin, CallEnd, Message
 from cupyllm.messages import normalise_messages
-from cupyllm.tool_calls import MAX_HEADER_CHARACTERS, ToolCallParser, parse_tool_calls
+from cupyllm.reasoning import AnswerDecoder
+from cupyllm.tokenizer import Tokenizer
+from cupyllm.tool_calls import CLOSING, MAX_HEADER_CHARACTERS, OPENING, ToolCallParser, parse_tool_calls
+from tests.qwen_tokenizer import write_tokenizer_folder
 
 A35 = {"text": 'He said "</tool_call>"\n<tool_call>\\ \U0001fae0 {[}]', "b": [{"c": "}}\n</tool_call>"}]}
 
@@ -98,6 +105,32 @@ def test_bar_24_two_thousand_random_arguments_streamed_plain_and_from_history() 
         message, parts = stream([short])
         assert shape(message) == ("", [("f", short[text.index(raw) :])]), "cut off, it is what there is"
         assert not any(isinstance(part, CallEnd) for part in parts)
+
+
+@pytest.mark.parametrize("name", ["small", pytest.param("checkpoint", marks=pytest.mark.checkpoint)])
+def test_bar_24_arguments_survive_tokens_and_the_template(name: str, tmp_path: Path) -> None:
+    """What the model wrote token by token comes out of the parser, and goes back into the prompt unchanged."""
+    folder = write_tokenizer_folder(tmp_path) if name == "small" else os.environ.get("CUPYLLM_TEST_CHECKPOINT")
+    if not folder:
+        pytest.skip("set CUPYLLM_TEST_CHECKPOINT to the folder of a Qwen checkpoint to run this")
+    tokenizer = Tokenizer.from_folder(Path(folder))
+    template = ChatTemplate.from_folder(Path(folder), tokenizer)
+    assert template is not None
+    rng = random.Random(7)
+    for _ in range(200):
+        raw = unicodedata.normalize("NFC", json.dumps(random_object(rng), ensure_ascii=False))
+        head, tail = '\n{"name": "f", "arguments": ', "}\n"
+        spelled = [tokenizer.encode(text, control_tokens=False) for text in (head, raw, tail)]
+        begin, end = (tokenizer.added_tokens[mark] for mark in (OPENING, CLOSING))
+        decoder = AnswerDecoder(tokenizer)
+        ids = [begin, *itertools.chain(*spelled), end]
+        message, _ = stream([*(decoder.push(token_id).content for token_id in ids), decoder.finish().content])
+        assert shape(message) == ("", [("f", raw)])
+        call = {"type": "function", "function": {"name": "f", "arguments": message.tool_calls[0].arguments}}
+        history = normalise_messages([{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [call]}])
+        prompt = template.encode(history, add_generation_prompt=False)
+        assert prompt.count(begin) == prompt.count(end) == 1
+        assert OPENING + head + raw + tail + CLOSING in tokenizer.decode(prompt)
 
 
 PIECES = [

@@ -55,7 +55,7 @@ class ToolUse:
     shown     what the chat template shows to the model: no tools where none may be called
     strict    the names of those whose schema is to be kept to the letter
     mode      "none": all text is content; "auto": the model decides; "required": it must call
-    name      the one function that must be called, where mode is "required" and it was named
+    name      the one function that must be called, where mode is "required" and it was named; one call is then meant
     parallel  whether an answer may hold several calls
     """
 
@@ -82,7 +82,7 @@ def read_tool_use(tools: object, choice: object, *, parallel: bool = True) -> To
     name = _named(choice)
     if name not in [tool["function"]["name"] for tool in known]:
         refuse("tool_choice.function.name", f"is {name[:80]!r}, which is none of the tools")
-    return replace(use, mode="required", name=name)
+    return replace(use, mode="required", name=name, parallel=False)
 
 
 def _named(choice: object) -> str:
