@@ -37,14 +37,19 @@ class _Item:
     kind: str
     given: Json  # what is known from the start
     pieces: list[str] = field(default_factory=list)
+    logprobs: list[Json] = field(default_factory=list)  # of a message's tokens, where they were asked for
 
     def __post_init__(self) -> None:
         start, self.part_type, self.event = _KINDS[self.kind]
         self.id = f"{start}_{uuid.uuid4().hex}"
 
     def part(self, text: str) -> Json:
-        of_message: Json = {"annotations": [], "logprobs": []} if self.kind == "message" else {}
-        return {"type": self.part_type, "text": text} | of_message
+        annotations: Json = {"annotations": []} if self.kind == "message" else {}
+        return {"type": self.part_type, "text": text} | annotations | self.given_logprobs(self.logprobs)
+
+    def given_logprobs(self, logprobs: list[Json]) -> Json:
+        """The key that a message's text has, and reasoning and calls have not."""
+        return {"logprobs": list(logprobs)} if self.kind == "message" else {}
 
     def as_json(self, status: str, content: Any) -> Json:
         """The item with its content parts, or with its arguments."""
@@ -60,14 +65,16 @@ class ResponseWriter:
         self.response = response | {"status": "in_progress", "output": [], "usage": None}
         self._number = 0
         self._item: _Item | None = None
+        self._logprobs: list[Json] = []  # of tokens whose text has not come yet
 
     def begin(self) -> Iterator[Json]:
         """The events before any output."""
         for name in ("response.created", "response.in_progress"):
             yield self._event(name, response=self.response | {"output": []})
 
-    def add(self, parts: Iterable[MessagePart]) -> Iterator[Json]:
-        """Write on."""
+    def add(self, parts: Iterable[MessagePart], logprobs: Iterable[Json] = ()) -> Iterator[Json]:
+        """Write on. `logprobs` are those of the tokens that the parts were read from; messages alone show them."""
+        self._logprobs += logprobs
         for part in parts:
             match part:
                 case ReasoningText(text):
@@ -86,6 +93,8 @@ class ResponseWriter:
         status = "incomplete" if finish_reason == "length" else "completed"
         if self._item is None and not self.response["output"]:
             yield from self._open("message")
+        if self._item is not None:
+            self._item.logprobs += self._logprobs  # of tokens without text, such as the end token
         yield from self._close(status)
         self.response |= {"status": status, "usage": usage}
         if status == "incomplete":
@@ -104,8 +113,10 @@ class ResponseWriter:
         item = self._item
         assert item is not None
         item.pieces.append(text)
+        logprobs, self._logprobs = self._logprobs, []
+        item.logprobs += logprobs
         if text:
-            yield self._item_event(f"{item.event}.delta", item, delta=text, **_logprobs(item))
+            yield self._item_event(f"{item.event}.delta", item, delta=text, **item.given_logprobs(logprobs))
 
     def _open(self, kind: str, given: Json | None = None) -> Iterator[Json]:
         yield from self._close("completed")
@@ -123,7 +134,7 @@ class ResponseWriter:
             yield self._item_event(f"{item.event}.done", item, arguments=text)
             done = item.as_json(status, text)
         else:
-            yield self._item_event(f"{item.event}.done", item, text=text, **_logprobs(item))
+            yield self._item_event(f"{item.event}.done", item, text=text, **item.given_logprobs(item.logprobs))
             yield self._item_event("response.content_part.done", item, part=item.part(text))
             done = item.as_json(status, [item.part(text)])
         yield self._event("response.output_item.done", output_index=self._index, item=done)
@@ -145,7 +156,3 @@ class ResponseWriter:
 
 def _given(kind: str) -> Json:
     return {"role": "assistant"} if kind == "message" else {"summary": [], "encrypted_content": None}
-
-
-def _logprobs(item: _Item) -> Json:
-    return {"logprobs": []} if item.kind == "message" else {}

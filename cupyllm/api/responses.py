@@ -18,12 +18,14 @@ from cupyllm.api.chat_turn import ChatTurn, message_deltas, start_turn
 from cupyllm.api.errors import json_response
 from cupyllm.api.generation import Generation
 from cupyllm.api.protocol.chat import ChatRequest
+from cupyllm.api.protocol.logprobs import chat_logprobs
 from cupyllm.api.protocol.responses import ResponsesRequest
 from cupyllm.api.protocol.shared import read_request
 from cupyllm.api.response_writer import ResponseWriter
 from cupyllm.api.sse import EventStream, unless_client_leaves
 from cupyllm.api.state import ServerState, server_state
 from cupyllm.errors import EngineError, RequestError
+from cupyllm.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 
@@ -39,7 +41,7 @@ async def create_response(request: Request) -> ASGIApp:
     ask, turn = await run_in_threadpool(_prepare, body, state)
     generation = await unless_client_leaves(request.receive, start_turn(state, request, turn))
     writer = ResponseWriter(_begun(ask, turn, state))
-    events = _events(generation, turn, writer, request.state.request_id)
+    events = _events(generation, turn, writer, state.loaded.tokenizer, request.state.request_id)
     if ask.stream:
         return EventStream(events, close=generation.close, named=True)
     try:
@@ -60,14 +62,15 @@ def _prepare(body: bytes, state: ServerState) -> tuple[ResponsesRequest, ChatTur
 
 
 async def _events(
-    generation: Generation, turn: ChatTurn, writer: ResponseWriter, request_id: str
+    generation: Generation, turn: ChatTurn, writer: ResponseWriter, tokenizer: Tokenizer, request_id: str
 ) -> AsyncIterator[Json]:
     """The events of an answer. When the engine fails, the last one says so, before the error itself goes on."""
     for event in writer.begin():
         yield event
     try:
         async for new in message_deltas(generation, turn):
-            for event in writer.add(new.parts):
+            logprobs = chat_logprobs(tokenizer, new.delta.token_ids, new.delta.logprobs)
+            for event in writer.add(new.parts, [] if logprobs is None else logprobs["content"]):
                 yield event
             finish_reason = new.finish_reason
     except EngineError:
@@ -103,6 +106,7 @@ def _begun(ask: ResponsesRequest, turn: ChatTurn, state: ServerState) -> Json:
         "temperature": 1.0 if params.temperature is None else params.temperature,
         "text": {"format": (ask.text and ask.text.format) or {"type": "text"}},
         "tool_choice": ask.tool_choice or "auto",
+        "top_logprobs": ask.top_logprobs or 0,
         "tools": list(ask.function_tools().values()),
         "top_p": 1.0 if params.top_p is None else params.top_p,
         "truncation": "disabled",

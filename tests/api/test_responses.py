@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
 import pytest
 from openai.types import responses as sdk
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from cupyllm.api.protocol.responses import ResponsesRequest
 from cupyllm.api.response_writer import ResponseWriter
@@ -278,6 +278,79 @@ def test_reasoning_effort_reaches_the_template(server: LiveServer) -> None:
     assert text_of(response) == chat_text(server, **fields) == text_of(ask(server, **fields))
 
 
+# Log-probabilities and the form of the answer.
+
+
+@pytest.mark.parametrize("fields", [{"top_logprobs": 2}, {"include": ["message.output_text.logprobs"]}])
+def test_logprobs_are_those_of_the_chat_route(server: LiveServer, fields: Json) -> None:
+    body = {"messages": MESSAGES, "temperature": 0, "max_tokens": 24, "logprobs": True}
+    body |= {key: value for key, value in fields.items() if key == "top_logprobs"}
+    expected = server.post("/v1/chat/completions", body).json()["choices"][0]["logprobs"]["content"]
+    plain, events = ask(server, **fields), ask_stream(server, **fields)
+    for response in (plain, events[-1]["response"]):
+        assert response["output"][0]["content"][0]["logprobs"] == expected
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [one for event in deltas for one in event["logprobs"]] == expected
+    for event in deltas:
+        assert "".join(one["token"] for one in event["logprobs"]) == event["delta"] or "\ufffd" in str(event)
+
+
+def test_logprobs_are_not_given_unasked_and_only_for_messages(actor: Actor) -> None:
+    assert ask(actor.server, max_output_tokens=1)["output"][0]["content"][0]["logprobs"] == []
+    actor.tell(THOUGHT + "So.")
+    reasoning, message = ask(actor.server, max_output_tokens=200, top_logprobs=1)["output"]
+    assert "logprobs" not in reasoning["content"][0]
+    tokens = [one["token"] for one in message["content"][0]["logprobs"]]
+    assert "".join(tokens).endswith("So.<|im_end|>")
+    assert "question" not in "".join(tokens)
+
+
+class Weather(BaseModel):
+    city: Literal["Paris", "Rome"]
+    is_mild: bool
+
+
+def test_the_official_client_parses_structured_output(server: LiveServer) -> None:
+    client = server.openai()
+    asked: Any = {"model": MODEL_NAME, "input": QUESTION, "temperature": 0, "text_format": Weather}
+    parsed = client.responses.parse(**asked).output_parsed
+    assert isinstance(parsed, Weather)
+    with client.responses.stream(**asked) as stream:
+        (done,) = [event for event in stream if event.type == "response.output_text.done"]
+        assert done.parsed == stream.get_final_response().output_parsed == parsed
+
+
+def test_structured_output_is_that_of_the_chat_route(server: LiveServer) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"x": {"enum": ["a", "b"]}},
+        "required": ["x"],
+        "additionalProperties": False,
+    }
+    chat_format = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
+    own_format = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
+    response = ask(server, text={"format": own_format, "verbosity": "low"}, max_output_tokens=100)
+    assert json.loads(text_of(response))["x"] in ("a", "b")
+    assert text_of(response) == chat_text(server, response_format=chat_format, max_tokens=100)
+    assert response["text"] == {"format": own_format}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "f"}])
+def test_a_tool_can_be_demanded(server: LiveServer, choice: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"x": {"enum": ["a", "b"]}},
+        "required": ["x"],
+        "additionalProperties": False,
+    }
+    tool = TOOL | {"parameters": schema, "strict": True}
+    response = ask(server, tools=[tool], tool_choice=choice, parallel_tool_calls=False, max_output_tokens=100)
+    (call,) = response["output"]
+    assert call["name"] == "f"
+    assert json.loads(call["arguments"])["x"] in ("a", "b")
+    assert response["tool_choice"] == choice
+
+
 # Requests.
 
 
@@ -468,7 +541,15 @@ BAD: list[tuple[Json, str | None]] = [
     ({"prompt": {"id": "p"}}, "prompt"),
     ({"background": True}, "background"),
     ({"truncation": "auto"}, "truncation"),
-    ({"top_logprobs": 5}, "top_logprobs"),
+    ({"top_logprobs": 21}, "top_logprobs"),
+    ({"include": "all"}, "include"),
+    ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": 5}}}}, "text.format.schema"),
+    ({"text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}}, "text.format.name"),
+    ({"text": {"format": {"type": "json_object", "name": "a"}}}, "text.format.name"),
+    ({"text": {"format": {"type": "json_object"}}, "tools": [TOOL], "tool_choice": "required"}, "text.format"),
+    ({"guided_regex": "("}, "guided_regex"),
+    ({"min_tokens": -1}, "min_tokens"),
+    ({"thinking_budget": -1}, "thinking_budget"),
     ({"messages": MESSAGES}, None),
     ({"max_tokens": 5}, None),
 ]

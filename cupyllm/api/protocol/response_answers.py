@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from typing_extensions import NotRequired
 
-from cupyllm.api.protocol.answers import Answer
+from cupyllm.api.protocol.answers import Answer, ChatTokenLogprob
 from cupyllm.api.protocol.responses import FunctionTool
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -18,7 +18,7 @@ class OutputText(Answer):
     type: Literal["output_text"]
     text: str
     annotations: list[Any]
-    logprobs: list[Any]
+    logprobs: list[ChatTokenLogprob]
 
 
 class ReasoningText(Answer):
@@ -135,6 +135,7 @@ class Response(Answer):
     text: TextEcho
     tool_choice: str | dict[str, Any]
     tools: list[FunctionTool]
+    top_logprobs: int
     top_p: float
     truncation: Literal["disabled"]
     usage: ResponseUsage | None
@@ -183,7 +184,7 @@ class DeltaEvent(Event):
     output_index: int
     content_index: NotRequired[int]
     delta: str
-    logprobs: NotRequired[list[Any]]
+    logprobs: NotRequired[list[ChatTokenLogprob]]
 
 
 class TextDoneEvent(Event):
@@ -194,7 +195,7 @@ class TextDoneEvent(Event):
     output_index: int
     content_index: int
     text: str
-    logprobs: NotRequired[list[Any]]
+    logprobs: NotRequired[list[ChatTokenLogprob]]
 
 
 class ArgumentsDoneEvent(Event):

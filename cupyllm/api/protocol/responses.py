@@ -14,10 +14,13 @@ from pydantic import Field
 
 from cupyllm.api.protocol.chat import ChatTemplateKwargs
 from cupyllm.api.protocol.response_input import Conversation, InputItem, Json, read_object
-from cupyllm.api.protocol.shared import MAX_SALT_CHARACTERS, Ignored, NotYet, ShownAs, StopStrings, StrictModel
+from cupyllm.api.protocol.shared import Ignored, NotYet, SamplingFields, ShownAs, StrictModel
 from cupyllm.errors import RequestError
+from cupyllm.sampling import MAX_LOGPROBS
 
 _STATELESS = "input for what came before, since this server keeps no responses"
+
+_LOGPROBS = "message.output_text.logprobs"  # what `include` calls them
 
 
 class FunctionTool(StrictModel):
@@ -85,10 +88,9 @@ class ChatForm:
         return error
 
 
-class ResponsesRequest(StrictModel):
+class ResponsesRequest(SamplingFields):
     """A conversation to be answered, as text or as items."""
 
-    model: str | None = None
     input: Annotated[Any, ShownAs(str | list[InputItem])]
     instructions: Annotated[str | None, Field(description="goes before everything else, as a system message")] = None
     stream: bool = False
@@ -107,18 +109,10 @@ class ResponsesRequest(StrictModel):
     reasoning: ReasoningOptions | None = None
     metadata: dict[str, Any] | None = None
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    stop: StopStrings = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
     chat_template_kwargs: ChatTemplateKwargs | None = None
+    thinking_budget: Annotated[int, Field(ge=0)] | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     previous_response_id: Annotated[Any, NotYet(instead=_STATELESS)] = None
     conversation: Annotated[Any, NotYet(instead=_STATELESS)] = None
@@ -126,9 +120,7 @@ class ResponsesRequest(StrictModel):
     background: Annotated[Any, NotYet((False,))] = None
     truncation: Annotated[Any, NotYet(("disabled",))] = None
     context_management: Annotated[Any, NotYet(([],))] = None
-    top_logprobs: Annotated[Any, NotYet((0,))] = None
 
-    include: Ignored = None
     store: Ignored = None
     max_tool_calls: Ignored = None
     user: Ignored = None
@@ -140,12 +132,17 @@ class ResponsesRequest(StrictModel):
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
 
+    @property
+    def wants_logprobs(self) -> bool:
+        return _LOGPROBS in (self.include or []) or bool(self.top_logprobs)
+
     def as_chat_request(self) -> ChatForm:
         """The chat request that asks for the same. Raises RequestError in this request's own names."""
         conversation = Conversation(self.instructions, self.input)
         names = dict(conversation.names)
-        body: Json = {name: getattr(self, name) for name in _THE_SAME} | {
+        body: Json = {name: getattr(self, name) for name in SamplingFields.model_fields} | {
             "messages": conversation.messages,
+            "thinking_budget": self.thinking_budget,
             "max_completion_tokens": self.max_output_tokens,
         }
         if self.chat_template_kwargs is not None:
@@ -160,6 +157,8 @@ class ResponsesRequest(StrictModel):
             body["response_format"] = _chat_format(self.text.format)
         if self.reasoning is not None:
             body["reasoning_effort"] = self.reasoning.effort
+        if self.wants_logprobs:
+            body |= {"logprobs": True, "top_logprobs": self.top_logprobs}
         return ChatForm({name: value for name, value in body.items() if value is not None}, names)
 
     def function_tools(self) -> dict[int, Json]:
@@ -195,11 +194,6 @@ class ResponsesRequest(StrictModel):
         _refuse("tool_choice", "must be none, auto, required, or an object of type function or allowed_tools")
 
 
-# Fields that chat has under the same name and with the same meaning.
-_THE_SAME = (
-    *("model", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "stop", "stop_token_ids"),
-    *("ignore_eos", "priority", "cache_salt"),
-)
 # chat's names in errors -> this route's
 _OWN_NAMES = (
     ("response_format.json_schema", "text.format"),

@@ -113,14 +113,10 @@ class StreamOptions(StrictModel):
     include_obfuscation: Ignored = None
 
 
-class SharedRequest(StrictModel):
-    """The fields that /v1/chat/completions and /v1/completions have in common."""
+class SamplingFields(StrictModel):
+    """The fields that say how an answer is generated, on every route that generates."""
 
     model: str | None = None
-    stream: bool = False
-    stream_options: StreamOptions | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -137,6 +133,22 @@ class SharedRequest(StrictModel):
     include_stop_str_in_output: bool = False
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
+    structured_outputs: Annotated[Any, ShownAs(StructuredOutputs)] = None
+    guided_json: Annotated[Any, ShownAs(JsonSchema)] = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[Any, ShownAs(Choices)] = None
+    guided_grammar: str | None = None
+
+
+class SharedRequest(SamplingFields):
+    """The fields that /v1/chat/completions and /v1/completions have in common."""
+
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     return_token_ids: bool = False
     return_timings: bool = False
@@ -145,14 +157,7 @@ class SharedRequest(StrictModel):
     beam_width: int | None = None
     length_penalty: float | None = None
     early_stopping: EarlyStopping = None
-    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
-    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None
     response_format: Annotated[Any, ShownAs(ResponseFormat)] = None
-    structured_outputs: Annotated[Any, ShownAs(StructuredOutputs)] = None
-    guided_json: Annotated[Any, ShownAs(JsonSchema)] = None
-    guided_regex: str | None = None
-    guided_choice: Annotated[Any, ShownAs(Choices)] = None
-    guided_grammar: str | None = None
 
     user: Ignored = None
     metadata: Ignored = None
