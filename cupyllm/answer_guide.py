@@ -125,12 +125,12 @@ class CallsGuide:
     """A Guide for answers that may turn into tool calls: where the model writes `opening`, the guide of calls begins.
 
     content  what else the answer may be, where that is restricted: a call then takes the place of all of it
-    calls    what calls look like, from `opening` on to the end of the answer; None is not restricted
+    calls    what calls look like, from `opening` on to the end of the answer
     """
 
     opening: int
     content: Guide | None
-    calls: Guide | None
+    calls: Guide
 
     def start(self) -> TokenGuide:
         return _ContentOrCalls(self, None if self.content is None else self.content.start())
@@ -154,7 +154,7 @@ class _ContentOrCalls:
     def advance(self, token_id: int) -> None:
         if self._may_call and token_id == self._guide.opening:
             self._may_call = False
-            self._now = None if self._guide.calls is None else self._guide.calls.start()
+            self._now = self._guide.calls.start()
         self._may_call = self._may_call and self._guide.content is None
         if self._now is not None:
             self._now.advance(token_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -129,14 +128,12 @@ def test_calls_are_guided_from_their_opening_on(tokenizer: Tokenizer) -> None:
         now.advance(token_id)
 
 
-@pytest.mark.parametrize("calls", [OneByOne(-1), None])
-def test_a_guided_content_or_a_call_in_its_place(tokenizer: Tokenizer, calls: Any) -> None:
+def test_a_guided_content_or_a_call_in_its_place(tokenizer: Tokenizer) -> None:
     opening = tokenizer.added_tokens["<tool_call>"]
-    calls = calls and OneByOne(opening, 65)
-    guide = CallsGuide(opening, OneByOne(ANSWER, 71), calls)
+    guide = CallsGuide(opening, OneByOne(ANSWER, 71), OneByOne(opening, 65))
     content, call = guide.start(), guide.start()
     assert allowed(content, tokenizer.num_tokens) == allowed(call, tokenizer.num_tokens) == {ANSWER, opening}
     content.advance(ANSWER)
     assert allowed(content, tokenizer.num_tokens) == {71}
     call.advance(opening)
-    assert allowed(call, tokenizer.num_tokens) == (None if calls is None else {65})
+    assert allowed(call, tokenizer.num_tokens) == {65}

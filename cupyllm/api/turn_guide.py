@@ -55,7 +55,9 @@ def _answer_guide(state: ServerState, content: Guide | None, tools: ToolUse) -> 
     """The guide of what follows the reasoning, and the field that asks for it."""
     if tools.mode == "required":
         if content is not None:
-            raise RequestError("response_format cannot be used where a tool must be called", param="response_format")
+            raise RequestError(
+                "tool_choice cannot demand a call where the form of the content is given", param="tool_choice"
+            )
         return _calls(state, tools, "tool_choice"), "tool_choice"
     if tools.mode == "none" or not (tools.strict or content is not None):
         return content, "response_format"
@@ -64,8 +66,7 @@ def _answer_guide(state: ServerState, content: Guide | None, tools: ToolUse) -> 
         raise RequestError(f"this model has no token {OPENING}, so strict cannot be kept; leave it out", param="tools")
     if opening is None:
         return content, "response_format"
-    calls = _calls(state, tools, "strict") if tools.strict else None
-    return CallsGuide(opening, content, calls), "response_format" if content is not None else "tools"
+    return CallsGuide(opening, content, _calls(state, tools, "strict")), "response_format" if content else "tools"
 
 
 def _calls(state: ServerState, tools: ToolUse, what: str) -> Guide:

@@ -231,6 +231,7 @@ def bad_schema(strict: bool) -> Any:
 
 
 def assert_valid(call: Any) -> None:
+    """As the schemas of forecast and now say."""
     assert call["function"]["name"] in ("forecast", "now")
     arguments = json.loads(call["function"]["arguments"])
     if call["function"]["name"] == "now":
@@ -295,9 +296,32 @@ def test_a_budget_ends_the_reasoning_before_a_required_call(actor: Actor) -> Non
     assert "long and longer".startswith(choice["message"].get("reasoning_content", ""))
 
 
+JSON_ANSWER: Any = {
+    "type": "json_schema",
+    "json_schema": {"name": "answer", "schema": {"type": "object", "properties": {"mild": {"type": "boolean"}}}},
+}
+
+
+@pytest.mark.parametrize("tools", [[NOW], [NOW, FORECAST], None])
+@pytest.mark.parametrize("thought", ["", "<think>\nIs it?\n</think>\n\n"])
+def test_a_form_of_the_content_leaves_room_for_reasoning_and_calls(actor: Actor, tools: Any, thought: str) -> None:
+    fields = {"response_format": JSON_ANSWER, "tools": tools, "parallel_tool_calls": False}
+    choice = actor.ask(thought + "Plain words.", max_tokens=150, **fields)
+    assert choice["message"].get("reasoning_content", "") == thought[8:-11]
+    if choice["finish_reason"] == "stop":
+        assert isinstance(json.loads(choice["message"]["content"]), dict)
+    elif choice["finish_reason"] == "tool_calls":
+        assert_valid(choice["message"]["tool_calls"][0])
+    assert actor.ask(thought + '{"mild": true}', **fields)["message"]["content"] == '{"mild": true}'
+    if tools:
+        choice = actor.ask(thought + TIME, **fields)
+        assert without_ids(choice) == ("", thought[8:-11], [("function", "now", "{}")], "tool_calls")
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
+        ({"tools": [NOW], "tool_choice": "required", "response_format": JSON_ANSWER}, "tool_choice"),
         ({"tools": [NOW, bad_schema(strict=True)], "tool_choice": "required"}, "tools[1].function.parameters"),
         ({"tools": [NOW, bad_schema(strict=True)], "tool_choice": BAD}, "tools[1].function.parameters"),
         ({"tools": [NOW, bad_schema(strict=True)]}, "tools[1].function.parameters"),
