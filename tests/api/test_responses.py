@@ -546,7 +546,7 @@ BAD: list[tuple[Json, str | None]] = [
     ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": 5}}}}, "text.format.schema"),
     ({"text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}}, "text.format.name"),
     ({"text": {"format": {"type": "json_object", "name": "a"}}}, "text.format.name"),
-    ({"text": {"format": {"type": "json_object"}}, "tools": [TOOL], "tool_choice": "required"}, "text.format"),
+    ({"text": {"format": {"type": "json_object"}}, "tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
     ({"guided_regex": "("}, "guided_regex"),
     ({"min_tokens": -1}, "min_tokens"),
     ({"thinking_budget": -1}, "thinking_budget"),
