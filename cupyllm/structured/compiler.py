@@ -1,7 +1,7 @@
 """From a grammar to a Guide: compiling with llguidance, within bounds, and remembering what was compiled.
 
 llguidance (MIT, no dependencies) keeps a lexer and an Earley parser in step with the output and walks them along a
-trie of the vocabulary to find the tokens that may come next.
+trie of the vocabulary to find the tokens that may come next. benchmarks/structured.py measures it beside another.
 """
 
 from __future__ import annotations
@@ -163,8 +163,9 @@ def _try(matcher: LLMatcher, vocab_limit: int) -> None:
             _refuse_failed(trial)
             if trial.is_stopped():
                 break
-            allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
-            trial.consume_token(int(allowed[int(share * (len(allowed) - 1))]))
+            places = np.flatnonzero(words)  # unpacking all the bits would take longer than the rest
+            place = int(places[int(share * (len(places) - 1))])
+            trial.consume_token(32 * place + int(words[place]).bit_length() - 1)
 
 
 def _refuse_failed(matcher: LLMatcher) -> None:
