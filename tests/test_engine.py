@@ -208,6 +208,21 @@ def test_the_longest_sequence_fits_a_pool_of_exactly_its_size(model: Model) -> N
     assert other.num_output_tokens == 12
 
 
+@pytest.mark.parametrize("length", [29, 31, 32])
+def test_a_prompt_that_no_page_is_left_for_does_not_hold_up_the_next(model: Model, length: int) -> None:
+    """In a pool of 8 pages of 4: 7B+1 and 8B-1 tokens run, 8B leave no room for a token; a short one runs at once."""
+    engine = make_engine(model, num_pages=8, page_size=4)
+    if length == 32:
+        with pytest.raises(ContextLengthError, match="holds 32 tokens, but 33"):
+            engine.add([3] * length, SamplingParams())
+    else:
+        engine.add([3] * length, SamplingParams(max_tokens=1))
+    short = engine.add([5], SamplingParams(max_tokens=3, ignore_eos=True))
+    events = run_to_end(engine)
+    assert [event.finish_reason for event in events if event.sequence is not short] == ["length"] * (length < 32)
+    assert short.output_ids == answer(model, [5], SamplingParams(max_tokens=3, ignore_eos=True))
+
+
 @pytest.mark.parametrize(
     ("prompt", "params", "param"),
     [

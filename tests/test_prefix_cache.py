@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,11 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
 def constant(data: bytes) -> bytes:
     """The worst hash there is: every key is the same."""
     return b"same"
+
+
+def hash_of_own_ids(data: bytes) -> bytes:
+    """A hash that knows nothing of a page's parent, nor of salts."""
+    return hashlib.sha256(data[-4 * B :]).digest()
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +73,7 @@ def test_a_page_that_differs_in_one_token_is_another_page(place: int, change: in
     assert cache.find(other) == []
 
 
-@pytest.mark.parametrize("digest", [None, constant], ids=["sha256", "constant hash"])
+@pytest.mark.parametrize("digest", [None, constant, hash_of_own_ids], ids=["sha256", "constant", "own ids"])
 def test_the_same_page_under_another_parent_is_another_page(digest) -> None:
     cache, allocator = make_cache(**({"digest": digest} if digest else {}))
     known = published(cache, allocator, [1, 1, 1, 1, 7, 7, 7, 7])

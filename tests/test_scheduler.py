@@ -149,12 +149,12 @@ def test_copies_planned_for_the_preempted_do_not_keep_pages_from_the_oldest() ->
     assert [sequence.num_preemptions for sequence in sequences] == [0, 1, 1, 1, 1]
 
 
-@pytest.mark.parametrize(("num_pages", "admitted"), [(9, True), (8, False)])
+@pytest.mark.parametrize(("num_pages", "admitted"), [(10, True), (9, False)])
 def test_a_prompt_is_admitted_when_it_fits_beside_what_running_prompts_still_need(num_pages, admitted) -> None:
     scheduler = make_scheduler(num_pages=num_pages)
     scheduler.add(make_sequence(0, 28))
     run_step(scheduler)  # 4 of its 7 pages
-    second = make_sequence(1, 7)  # and a token more: 2 pages
+    second = make_sequence(1, 8)  # and a token more: 3 pages
     scheduler.add(second)
     run_step(scheduler)
     assert (second in scheduler.running) == admitted
