@@ -22,6 +22,7 @@ from cupyllm.errors import ConfigError
 
 DEVICES = ("auto", "reference", "cpu", "emulated", "cuda")
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+CPU_ISAS = ("auto", "avx512_bf16", "avx512", "avx2", "portable")
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,13 @@ class EngineConfig:
 
     model                  a folder, "demo" (bundled), or a hub name such as "Qwen/Qwen2.5-0.5B-Instruct"
     device                 "auto", "reference" (NumPy), "cpu", "emulated" (CUDA kernels on the CPU) or "cuda"
-    dtype                  "auto" (the checkpoint's where the device can, float32 on the CPU), "float32", "float16" or
+    dtype                  "auto" (the checkpoint's where the device can, float32 in NumPy), "float32", "float16" or
                            "bfloat16"
+    kv_cache_dtype         of keys and values: "auto" (that of the weights; float32 on the CPU), "float32", "float16" or
+                           "bfloat16"
+    threads                on device "cpu": how many threads compute; "auto" is one for each physical core
+    cpu_isa                on device "cpu": the instruction set of its kernels, "avx512_bf16", "avx512", "avx2",
+                           "portable", or "auto" for the first of these that the processor has
     emulator_mode          on device "emulated": "fast", or "check" to report every wrong access (much slower)
     kv_cache_gib           size of the KV cache in GiB (2**30 bytes); "auto": what the weights leave of the free memory
     page_size              token positions in a page
@@ -49,6 +55,9 @@ class EngineConfig:
     model: str = "demo"
     device: str = "auto"
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    threads: int | Literal["auto"] = "auto"
+    cpu_isa: str = "auto"
     emulator_mode: Literal["fast", "check"] = "fast"
     kv_cache_gib: float | Literal["auto"] = 2.0
     page_size: int = 16
@@ -66,6 +75,14 @@ class EngineConfig:
         _require(self.model != "", "model", self.model, "a folder, 'demo' or a hub name")
         _require(self.device in DEVICES, "device", self.device, f"one of {', '.join(DEVICES)}")
         _require(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
+        _require(self.kv_cache_dtype in DTYPES, "kv_cache_dtype", self.kv_cache_dtype, f"one of {', '.join(DTYPES)}")
+        _require(
+            self.threads == "auto" or self.threads >= 1,
+            "threads",
+            self.threads,
+            '"auto" or a whole number of 1 or more',
+        )
+        _require(self.cpu_isa in CPU_ISAS, "cpu_isa", self.cpu_isa, f"one of {', '.join(CPU_ISAS)}")
         _require(
             self.kv_cache_gib == "auto" or self.kv_cache_gib > 0,
             "kv_cache_gib",

@@ -53,7 +53,9 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
 
     Raises ConfigError, CheckpointError or DeviceError with one line that says what is wrong.
     """
-    backend = make_backend(config.device, emulator_mode=config.emulator_mode)
+    backend = make_backend(
+        config.device, emulator_mode=config.emulator_mode, cpu_isa=config.cpu_isa, threads=config.threads
+    )
     folder = resolve_model(config.model)
     model_config = read_model_config(folder)
     backend.check_model(model_config, config.page_size)
@@ -63,7 +65,8 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
     use_defaults = config.generation_config == "auto"
     defaults = read_generation_defaults(folder) if use_defaults else GenerationDefaults()
     dtype = choose_dtype(config, model_config, backend)
-    size = size_cache(config, model_config, dtype, backend.device)
+    cache_dtype = choose_cache_dtype(config, dtype, backend)
+    size = size_cache(config, model_config, dtype, cache_dtype, backend.device)
 
     vocab_limit = min(model_config.vocab_size, tokenizer.num_tokens)
     checkpoint = Checkpoint.open(folder)
@@ -82,11 +85,14 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
             upload=backend.device.upload,
             progress=bar.update,
         )
+    warm_ups = backend.warm_ups(model_config, dtype, cache_dtype)
+    for warm_up in tqdm(warm_ups, desc="preparing kernels", leave=False, disable=not (show_progress and warm_ups)):
+        warm_up.run()
     engine = Engine(
         config,
         make_model(model_config, weights, backend.device, num_positions=size.max_model_len),
         allocate_kv_cache(
-            backend.device, model_config, num_pages=size.num_pages, page_size=config.page_size, dtype=dtype
+            backend.device, model_config, num_pages=size.num_pages, page_size=config.page_size, dtype=cache_dtype
         ),
         backend.ops,
         backend.device,
@@ -94,34 +100,35 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
         vocab_limit=vocab_limit,
         defaults=defaults,
     )
-    facts = _facts(config, model_config, backend, dtype, size)
+    facts = _facts(config, model_config, backend, dtype, cache_dtype, size)
     guides = GuideCompiler(tokenizer, model_config.end_token_ids, vocab_limit=vocab_limit)
     return LoadedModel(engine, tokenizer, chat_template, embedding, folder, facts, guides)
 
 
 def _facts(
-    config: EngineConfig, model: ModelConfig, backend: Backend, dtype: str, size: CacheSize
+    config: EngineConfig, model: ModelConfig, backend: Backend, dtype: str, cache_dtype: str, size: CacheSize
 ) -> tuple[tuple[str, str], ...]:
     pages, num_tokens = size.num_pages, size.num_pages * config.page_size
-    gib = pages * bytes_per_page(model, config.page_size, dtype) / 2**30
+    gib = pages * bytes_per_page(model, config.page_size, cache_dtype) / 2**30
     return (
         ("model", f"{config.model} ({model.model_type}, {model.num_layers} layers)"),
         ("device", f"{backend.ops.name} ({backend.reason})"),
         ("dtype", f"{dtype} (checkpoint: {model.dtype})"),
         (
             "cache",
-            f"{pages} pages of {config.page_size} tokens = {num_tokens} tokens, {gib:.3g} GiB{size.cache_reason}",
+            f"{pages} pages of {config.page_size} tokens = {num_tokens} tokens in {cache_dtype}, {gib:.3g} GiB"
+            f"{size.cache_reason}",
         ),
         ("context", f"{size.max_model_len} tokens ({size.reason})"),
     )
 
 
-def size_cache(config: EngineConfig, model: ModelConfig, dtype: str, device: Device) -> CacheSize:
+def size_cache(config: EngineConfig, model: ModelConfig, dtype: str, cache_dtype: str, device: Device) -> CacheSize:
     """Pages that fit in kv_cache_gib, and the longest sequence that model, cache and config allow.
 
     Raises ConfigError when not even a short sequence fits, or max_model_len asks for more than there can be.
     """
-    page_bytes = bytes_per_page(model, config.page_size, dtype)
+    page_bytes = bytes_per_page(model, config.page_size, cache_dtype)
     gib, sum_shown = _cache_gib(config, model, dtype, device)
     num_pages = int(gib * 2**30) // page_bytes
     num_slots = num_pages * config.page_size
@@ -146,13 +153,25 @@ def size_cache(config: EngineConfig, model: ModelConfig, dtype: str, device: Dev
 
 
 def choose_dtype(config: EngineConfig, model: ModelConfig, backend: Backend) -> str:
-    """The dtype of weights and cache: what the config asks for, else the checkpoint's, else the backend's widest."""
+    """The dtype of weights: what the config asks for, else the checkpoint's, else the backend's widest."""
     if config.dtype == "auto":
         return model.dtype if model.dtype in backend.dtypes else backend.dtypes[-1]
     if config.dtype not in backend.dtypes:
         supported = " or ".join(f'"{dtype}"' for dtype in ("auto", *backend.dtypes))
         raise ConfigError(f'dtype "{config.dtype}" is not supported on device "{config.device}"; use {supported}')
     return config.dtype
+
+
+def choose_cache_dtype(config: EngineConfig, dtype: str, backend: Backend) -> str:
+    """The dtype of keys and values, for weights of `dtype`."""
+    supported = backend.cache_dtypes or (dtype,)
+    if config.kv_cache_dtype == "auto":
+        return supported[-1]
+    if config.kv_cache_dtype not in supported:
+        names = " or ".join(f'"{name}"' for name in ("auto", *supported))
+        problem = f'is not supported on device "{config.device}" with weights in {dtype}'
+        raise ConfigError(f'kv_cache_dtype "{config.kv_cache_dtype}" {problem}; use {names}')
+    return config.kv_cache_dtype
 
 
 def _cache_gib(config: EngineConfig, model: ModelConfig, dtype: str, device: Device) -> tuple[float, str]:

@@ -17,9 +17,9 @@ from cupyllm.step_result import TokenEvent
 from cupyllm.weights import load_weights
 
 
-def load_model(folder: Path, *, num_positions: int = 1024) -> Model:
+def load_model(folder: Path, *, num_positions: int = 1024, dtype: str = "float32") -> Model:
     config = read_model_config(folder)
-    weights = load_weights(Checkpoint.open(folder), config, dtype="float32", upload=HostDevice().upload)
+    weights = load_weights(Checkpoint.open(folder), config, dtype=dtype, upload=HostDevice().upload)
     return make_model(config, weights, HostDevice(), num_positions=num_positions)
 
 

@@ -158,7 +158,7 @@ def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:
         ({"kv_cache_gib": 1e-9}, ConfigError, "holds no page"),
         ({"max_model_len": 2048}, ConfigError, "above the model's own limit of 1024"),
         ({"kv_cache_gib": 0.0001, "max_model_len": 1000}, ConfigError, "set kv_cache_gib to .* or lower max_model_len"),
-        ({"dtype": "float16", "device": "cpu"}, ConfigError, "dtype"),
+        ({"dtype": "float16", "device": "reference"}, ConfigError, "dtype"),
         ({"pagesize": 4}, ConfigError, "did you mean 'page_size'"),
     ],
 )

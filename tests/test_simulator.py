@@ -504,7 +504,7 @@ def test_an_empty_trace_and_a_float32_model_are_refused(tmp_path: Path) -> None:
 def test_the_cache_has_the_pages_that_the_engine_would_have() -> None:
     config, cost = EngineConfig(kv_cache_gib=1.0), cost_model()
     run = simulate(config, cost, closed_workload(1, 1, Shape(4, 2), seed=0))
-    assert run.simulation.size == size_cache(config, cost.config, "bfloat16", HostDevice())
+    assert run.simulation.size == size_cache(config, cost.config, "bfloat16", "bfloat16", HostDevice())
     assert run.simulation.size.num_pages == math.floor(2**30 / (16 * 57_344))
 
 

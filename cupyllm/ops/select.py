@@ -13,22 +13,40 @@ from cupyllm.ops.cuda import CudaOps, check_model
 from cupyllm.ops.reference import ReferenceOps
 
 KERNEL_DTYPES = ("float16", "bfloat16")
+CPU_DTYPES = ("bfloat16", "float16", "float32")
+
+
+class WarmUp(NamedTuple):
+    """One thing to do before the first step, such as compiling a kernel."""
+
+    name: str
+    run: Callable[[], object]
 
 
 class Backend(NamedTuple):
-    """Ops, the device their arrays live on, the dtypes they can work with, and why they were chosen."""
+    """Ops, the device their arrays live on, the dtypes they can work with, and why they were chosen.
+
+    dtypes are of weights, cache_dtypes of the cache, the preferred one last; where there are none the cache has the
+    weights' dtype.
+    """
 
     ops: ReferenceOps
     device: Device
     dtypes: tuple[str, ...]
     check_model: Callable[[ModelConfig, int], None]  # config, page_size; raises DeviceError for what it cannot run
     reason: str
+    cache_dtypes: tuple[str, ...] = ()
+    warm_ups: Callable[[ModelConfig, str, str], list[WarmUp]] = lambda config, dtype, cache_dtype: []
 
 
-def make_backend(device: str, *, emulator_mode: Mode = "fast") -> Backend:
+def make_backend(
+    device: str, *, emulator_mode: Mode = "fast", cpu_isa: str = "auto", threads: int | str = "auto"
+) -> Backend:
     """The backend for the config key `device`. Raises DeviceError for one that this machine cannot run."""
-    if device in ("reference", "cpu"):
+    if device == "reference":
         return _reference("NumPy")
+    if device == "cpu":
+        return _cpu(cpu_isa, threads)
     if device == "emulated":
         loader = emulated_loader(emulator_mode)
         reason = f"{emulator_mode} mode, {loader.facts.name}"
@@ -41,8 +59,28 @@ def make_backend(device: str, *, emulator_mode: Mode = "fast") -> Backend:
     try:
         return make_backend("cuda")
     except DeviceError as error:
-        return _reference(f"NumPy; no GPU: {error}")
+        backend = _cpu(cpu_isa, threads)
+        return backend._replace(reason=f"{backend.reason}; no GPU: {error}")
 
 
 def _reference(reason: str) -> Backend:
     return Backend(ReferenceOps(), HostDevice(), ("float32",), lambda config, page_size: None, reason)
+
+
+def _cpu(cpu_isa: str, threads: int | str) -> Backend:
+    """Compiled kernels where numba is installed, else NumPy."""
+    try:
+        import numba  # noqa: F401
+    except ImportError:
+        if cpu_isa != "auto" or threads != "auto":
+            raise DeviceError("cpu_isa and threads need compiled kernels: pip install 'cupyllm[cpu]'") from None
+        return _reference("NumPy; for compiled kernels, pip install 'cupyllm[cpu]'")
+    from cupyllm.ops.cpu.backend import check_model, make_ops, warm_ups  # numba takes a second to import
+
+    ops = make_ops(cpu_isa, threads)
+    reason = f"numba, {ops.isa.name}, {ops.threads} thread{'s' * (ops.threads > 1)}"
+
+    def warm_ups_of(config: ModelConfig, dtype: str, cache_dtype: str) -> list[WarmUp]:
+        return [WarmUp(name, run) for name, run in warm_ups(ops, config, dtype, cache_dtype)]
+
+    return Backend(ops, HostDevice(), CPU_DTYPES, check_model, reason, CPU_DTYPES, warm_ups_of)

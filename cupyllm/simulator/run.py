@@ -41,7 +41,7 @@ def simulate(config: EngineConfig, cost: CostModel, workload: Workload, *, recor
 
     Of `config` only `LIMITS` count: the model and its dtype are those of `cost`.
     """
-    size = size_cache(config, cost.config, cost.config.dtype, HostDevice())
+    size = size_cache(config, cost.config, cost.config.dtype, cost.config.dtype, HostDevice())
     cache_bytes = size.num_pages * config.page_size * cost.kv_bytes_per_token
     if cost.held_weight_bytes + cache_bytes > cost.machine.memory_bytes:
         raise ConfigError(

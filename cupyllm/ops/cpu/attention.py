@@ -1,0 +1,214 @@
+"""Attention over pages, for prompt chunks and decode rows alike.
+
+A unit of work is one KV head and a few neighbouring tokens of one sequence (one, for a decode row): their query heads
+share every key and value that is read. The keys are walked in blocks of 64 positions, with a running maximum and sum
+(online softmax; Milakov and Gimelshein, 2018; Dao et al., "FlashAttention", 2022). Blocks begin at multiples of 64,
+whoever asks, so that a query's result does not depend on the tokens that it shares a unit with.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cupyllm.ops.cpu.compile import kernel, part, part_in_any_order
+from cupyllm.ops.cpu.dot_tile import dot_tile
+from cupyllm.ops.cpu.mix_tile import mix_tile
+from cupyllm.ops.cpu.numerics import exp
+from cupyllm.ops.cpu.team import share_out
+
+BLOCK = 64  # key positions
+UNIT_TOKENS = 8
+_HIDDEN = np.float32(-np.inf)
+
+
+@cache
+def paged_attention_kernel(lanes: int, head_size: int, bf16_cache: bool) -> Any:
+    """For one head size, a multiple of 2 * lanes."""
+    LANES, D, PAIRS = lanes, head_size, bf16_cache
+    VECTORS = 4 if D // lanes % 4 == 0 else 2  # of an output row, held in registers together
+
+    @kernel()
+    def paged_attention(
+        team: Any, out: Any, q: Any, keys: Any, values: Any, query_starts: Any, context_lens: Any, page_tables: Any,
+        window: int,
+    ) -> None:  # fmt: skip
+        """out (T, H * D) from q (T, H, D) and the cache (P, page_size, KH, D) of S sequences; window 0 is none."""
+        units = list_units(query_starts)
+        arguments = (out, q, keys, values, query_starts, context_lens, page_tables, units, window)
+        share_out(team, attention_chunk, len(units) * keys.shape[2], arguments, (D, PAIRS, VECTORS, LANES))
+
+    return paged_attention
+
+
+@part
+def attention_chunk(
+    chunk: int, out: Any, q: Any, keys: Any, values: Any, query_starts: Any, context_lens: Any, page_tables: Any,
+    units: Any, window: int, D: int, PAIRS: bool, VECTORS: int, LANES: int,
+) -> None:  # fmt: skip
+    """One unit: the last ones first, since a prompt's late tokens see most keys."""
+    KH = keys.shape[2]
+    s, first, num_tokens = units[len(units) - 1 - chunk // KH]
+    position = context_lens[s] - query_starts[s + 1] + first
+    unit = Unit(first, num_tokens, position, chunk % KH)
+    attend(out, q, keys, values, page_tables[s], unit, window, D, PAIRS, VECTORS, LANES)
+
+
+class Unit(NamedTuple):
+    """A unit of work: neighbouring tokens of one sequence, and the query heads that share one KV head."""
+
+    first: int  # its place in the batch
+    num_tokens: int
+    position: int  # of the first token in its sequence
+    kv_head: int
+
+
+@part
+def list_units(query_starts: Any) -> Any:
+    """(sequence, first token, number of tokens) of every unit: (units, 3)."""
+    S = len(query_starts) - 1
+    count = 0
+    for s in range(S):
+        count += (query_starts[s + 1] - query_starts[s] + UNIT_TOKENS - 1) // UNIT_TOKENS
+    units = np.empty((count, 3), np.int64)
+    unit = 0
+    for s in range(S):
+        for first in range(query_starts[s], query_starts[s + 1], UNIT_TOKENS):
+            units[unit, 0], units[unit, 1] = s, first
+            units[unit, 2] = min(UNIT_TOKENS, query_starts[s + 1] - first)
+            unit += 1
+    return units
+
+
+@part
+def attend(
+    out: Any, q: Any, keys: Any, values: Any, page_table: Any, unit: Any, window: int,
+    D: int, PAIRS: bool, VECTORS: int, LANES: int,
+) -> None:  # fmt: skip
+    """The rows of one unit, token by token and head by head: scores, weights and sum for every block of keys."""
+    page_size, KH = keys.shape[1], keys.shape[2]
+    G = q.shape[1] // KH
+    R = unit.num_tokens * G
+    queries, total = np.empty((R, D), np.float32), np.zeros((R, D), np.float32)
+    scores = np.empty((R, BLOCK), np.float32)
+    largest, weight_sum = np.full(R, _HIDDEN, np.float32), np.zeros(R, np.float32)
+    load_queries(queries, q, unit, G, D, PAIRS, LANES)
+    begin = max(unit.position - window + 1, 0) if window else 0  # positions that some token sees
+    end = unit.position + unit.num_tokens
+    for start in range(begin // BLOCK * BLOCK, end, BLOCK):
+        stop = min(start + BLOCK, end)
+        for p, run, offset in page_runs(page_table, page_size, max(start, begin), stop):
+            score(scores, p - start, queries, keys, (offset * KH + unit.kv_head) * D, run, D, LANES)
+        for row in range(R):
+            position = unit.position + row // G
+            seen_from = max(position - window + 1, 0) if window else 0
+            soften(scores[row], seen_from - start, position + 1 - start, row, largest, weight_sum, total)
+        for p, run, offset in page_runs(page_table, page_size, max(start, begin), stop):
+            mix(total, scores, p - start, values, (offset * KH + unit.kv_head) * D, run, D, VECTORS, LANES)
+    for row in range(R):
+        token, head = unit.first + row // G, unit.kv_head * G + row % G
+        for d in range(D):
+            out[token, head * D + d] = total[row, d] / weight_sum[row]
+
+
+@part
+def page_runs(page_table: Any, page_size: int, start: int, stop: int) -> Any:
+    """The positions from start to stop, page by page: (first position, how many, slot of the first)."""
+    p = start
+    while p < stop:
+        offset = p % page_size
+        run = min(page_size - offset, stop - p)
+        yield p, run, page_table[p // page_size] * page_size + offset
+        p += run
+
+
+@part
+def load_queries(queries: Any, q: Any, unit: Any, G: int, D: int, PAIRS: bool, LANES: int) -> None:
+    """queries[token * G + head] = q / sqrt(D), in the order in which dot_tile meets the keys (`pack` in linear.py)."""
+    scale = np.float32(1) / np.sqrt(np.float32(D))
+    for row in range(len(queries)):
+        token, head = unit.first + row // G, unit.kv_head * G + row % G
+        for d in range(0, D, 2 * LANES):
+            for lane in range(LANES):
+                even, odd = (d + 2 * lane, d + 2 * lane + 1) if PAIRS else (d + lane, d + LANES + lane)
+                queries[row, d + lane] = q[token, head, even] * scale
+                queries[row, d + LANES + lane] = q[token, head, odd] * scale
+
+
+@part
+def score(scores: Any, column: int, queries: Any, keys: Any, offset: int, count: int, D: int, LANES: int) -> None:
+    """scores[row, column + j] = queries[row] . key j, for `count` keys of one page from `offset` of the memory."""
+    R, stride = len(queries), keys.shape[2] * D
+    j = 0
+    while j + 4 <= count:
+        key, row = offset + j * stride, 0
+        while row + 4 <= R:
+            place = row * BLOCK + column + j
+            dot_tile(scores, place, BLOCK, keys, key, stride, queries, row * D, D, D, 4, 4, LANES)
+            row += 4
+        while row < R:
+            place = row * BLOCK + column + j
+            dot_tile(scores, place, BLOCK, keys, key, stride, queries, row * D, D, D, 4, 1, LANES)
+            row += 1
+        j += 4
+    while j < count:
+        for row in range(R):
+            place = row * BLOCK + column + j
+            dot_tile(scores, place, BLOCK, keys, offset + j * stride, stride, queries, row * D, D, D, 1, 1, LANES)
+        j += 1
+
+
+@part
+def soften(block: Any, seen_from: int, seen_to: int, row: int, largest: Any, weight_sum: Any, total: Any) -> None:
+    """Turn a row's scores of one block into weights, and scale what was summed before to the new maximum."""
+    for j in range(BLOCK):
+        block[j] = block[j] if seen_from <= j < seen_to else _HIDDEN
+    new_largest = max(largest[row], largest_of(block))
+    if new_largest == _HIDDEN:  # nothing seen so far
+        block[:] = np.float32(0)
+        return
+    for j in range(BLOCK):
+        block[j] = exp(block[j] - new_largest)
+    shrink = exp(largest[row] - new_largest)
+    weight_sum[row] = weight_sum[row] * shrink + sum_of(block)
+    largest[row] = new_largest
+    for d in range(total.shape[1]):
+        total[row, d] *= shrink
+
+
+@part
+def mix(
+    total: Any, weights: Any, column: int, values: Any, offset: int, count: int, D: int, VECTORS: int, LANES: int
+) -> None:
+    """total[row] += the sum of weights[row, column + j] * value j, for `count` values of one page from `offset`."""
+    stride = values.shape[2] * D
+    for d in range(0, D, VECTORS * LANES):
+        row = 0
+        while row + 4 <= len(total):
+            out, weight = row * D + d, row * BLOCK + column
+            mix_tile(total, out, D, weights, weight, BLOCK, values, offset + d, stride, count, 4, VECTORS, LANES)
+            row += 4
+        while row < len(total):
+            out, weight = row * D + d, row * BLOCK + column
+            mix_tile(total, out, D, weights, weight, BLOCK, values, offset + d, stride, count, 1, VECTORS, LANES)
+            row += 1
+
+
+@part_in_any_order
+def largest_of(block: Any) -> Any:
+    """The largest of a block's scores."""
+    largest = block[0]
+    for j in range(1, BLOCK):
+        largest = max(largest, block[j])
+    return largest
+
+
+@part_in_any_order
+def sum_of(block: Any) -> Any:
+    """The sum of a block's weights, those of hidden keys (0) included."""
+    total = np.float32(0)
+    for j in range(BLOCK):
+        total += block[j]
+    return total

@@ -1,0 +1,71 @@
+"""Making `CpuOps` from the config, and compiling its kernels before the first request needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from cupyllm.batch import Batch
+from cupyllm.device import HostDevice
+from cupyllm.errors import DeviceError
+from cupyllm.model_config import ModelConfig
+from cupyllm.ops.cpu.isa import choose, usable_processors
+from cupyllm.ops.cpu.ops import CpuOps
+from cupyllm.ops.reference import Norm
+
+
+def check_model(config: ModelConfig, page_size: int) -> None:
+    """Raise DeviceError naming the sizes of a model for which there is no kernel."""
+    widths = {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads * head_dim": config.num_heads * config.head_size,
+        "head_dim": config.head_size,
+    }
+    wrong = [f"{name} {width}" for name, width in widths.items() if width % 8]
+    if wrong:
+        problem = f"the CPU kernels need multiples of 8, and this model has {', '.join(wrong)}"
+        raise DeviceError(f'{problem}; use device "reference"')
+
+
+def make_ops(cpu_isa: str, threads: int | str) -> CpuOps:
+    """The ops for the config keys `cpu_isa` and `threads`. Raises DeviceError for what the machine does not have."""
+    cores, most = usable_processors()
+    threads = cores if threads == "auto" else threads
+    assert isinstance(threads, int)
+    if threads > most:
+        raise DeviceError(f"threads {threads}: this process may use {most} processors; set threads to {most} or less")
+    return CpuOps(choose(cpu_isa), threads)
+
+
+def warm_ups(ops: CpuOps, config: ModelConfig, dtype: str, cache_dtype: str) -> list[tuple[str, Callable[[], object]]]:
+    """What to run once so that every kernel of this model is compiled, or read from disk: (op, call) pairs.
+
+    Each op runs on the model's own widths, but on few rows of weights, so the time is that of compiling.
+    """
+    device, C, I, D = HostDevice(), config.hidden_size, config.intermediate_size, config.head_size  # noqa: E741
+    H, KH, Q = config.num_heads, config.num_kv_heads, config.num_heads * config.head_size
+    norm, head_norm = Norm(np.ones(C, np.float32), 1e-6), Norm(np.ones(D, np.float32), 1e-6)
+    one = np.zeros(1, np.int32)
+    batch = Batch(one, one, one, np.array([0, 1], np.int32), one + np.int32(1), one[None], one, 1, 1, 1)
+    cache = device.zeros((1, 1, KH, D), cache_dtype)
+
+    def activations(width: int) -> np.ndarray:
+        return np.zeros((1, width), np.float32)
+
+    def weights(rows: int, width: int) -> np.ndarray:
+        return device.zeros((rows, width), dtype)
+
+    def rope() -> None:
+        table, qkv = activations(D), activations((H + 2 * KH) * D)
+        ops.rope_and_kv_write(qkv, table, batch, cache, cache.copy(), q_norm=head_norm, k_norm=head_norm)
+
+    return [
+        ("linear", lambda: [ops.linear(activations(K), weights(4, K), norm=None) for K in (C, Q, I)]),
+        ("gate_up_silu_mul", lambda: ops.gate_up_silu_mul(activations(C), weights(8, C), norm=norm)),
+        ("paged_attention", lambda: ops.paged_attention(activations(Q).reshape(1, H, D), cache, cache, batch)),
+        ("rope_and_kv_write", rope),
+        ("embedding", lambda: [ops.embedding(one, weights(1, C)), ops.embedding(one, activations(C))]),
+        ("rms_norm", lambda: ops.rms_norm(activations(C), norm)),
+    ]

@@ -1,0 +1,129 @@
+"""The ops as kernels compiled for this processor: weights and cache stay in their own type, arithmetic is float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cupyllm.batch import Batch
+from cupyllm.device import Array
+from cupyllm.ops.cpu import rows as row_kernels
+from cupyllm.ops.cpu.attention import paged_attention_kernel
+from cupyllm.ops.cpu.isa import Isa
+from cupyllm.ops.cpu.linear import linear_kernels
+from cupyllm.ops.cpu.rope import rope_kernel
+from cupyllm.ops.cpu.team import Team
+from cupyllm.ops.reference import Norm, ReferenceOps
+
+_NO_VECTOR = np.empty(0, np.float32)
+_NO_MATRIX = np.empty((0, 0), np.float32)
+_BF16 = np.dtype(np.uint16)
+
+
+def _bits(array: Array) -> Array:
+    """The array as kernels take it: numba has no float16 on the CPU, so its bits pass as int16."""
+    return array.view(np.int16) if array.dtype == np.float16 else array
+
+
+class CpuOps(ReferenceOps):
+    """The ops over NumPy arrays: weights and cache float32, float16, or uint16 meaning bf16; activations float32."""
+
+    name = "cpu"
+
+    def __init__(self, isa: Isa, threads: int) -> None:
+        self.isa = isa
+        self.threads = threads
+        self._team = Team(threads)
+
+    def embedding(self, token_ids: Array, table: Array) -> Array:
+        """rows.py"""
+        out = np.empty((len(token_ids), table.shape[1]), np.float32)
+        self._team.run(row_kernels.embedding, out, token_ids, _bits(table))
+        return out
+
+    def rms_norm(self, x: Array, norm: Norm) -> Array:
+        """rows.py"""
+        flat = np.ascontiguousarray(x).reshape(-1, x.shape[-1])
+        out = np.empty_like(flat)
+        self._team.run(row_kernels.rms_norm_kernel(self.isa.lanes_for(x.shape[-1])), out, flat, norm.weight, norm.eps)
+        return out.reshape(x.shape)
+
+    def linear(
+        self,
+        x: Array,
+        weight: Array,
+        bias: Array | None = None,
+        *,
+        norm: Norm | None = None,
+        residual: Array | None = None,
+    ) -> Array:
+        """linear.py"""
+        y = np.empty((len(x), len(weight)), np.float32)
+        kernels, packed = self._linear_kernels(x, weight)
+        norm_weight, eps = norm or (_NO_VECTOR, 0.0)
+        weight = _bits(weight)
+        bias = weight[0, :0] if bias is None else _bits(bias)
+        residual = _NO_MATRIX if residual is None else residual
+        self._team.run(kernels.linear, y, x, weight, bias, residual, norm_weight, eps, packed)
+        return y
+
+    def gate_up_silu_mul(self, x: Array, weight: Array, *, norm: Norm) -> Array:
+        """linear.py"""
+        y = np.empty((len(x), len(weight) // 2), np.float32)
+        kernels, packed = self._linear_kernels(x, weight)
+        arguments = (y, x, _bits(weight), norm.weight, norm.eps, packed)
+        self._team.run(kernels.gate_up_silu_mul, *arguments)
+        return y
+
+    def silu_mul(self, gate_up: Array) -> Array:
+        """rows.py"""
+        out = np.empty((len(gate_up), gate_up.shape[1] // 2), np.float32)
+        self._team.run(row_kernels.silu_mul, out, gate_up)
+        return out
+
+    def rope_and_kv_write(
+        self,
+        qkv: Array,
+        rope_table: Array,
+        batch: Batch,
+        keys: Array,
+        values: Array,
+        *,
+        q_norm: Norm | None = None,
+        k_norm: Norm | None = None,
+    ) -> Array:
+        """rope.py"""
+        num_kv_heads, head_size = keys.shape[2:]
+        num_heads = qkv.shape[1] // head_size - 2 * num_kv_heads
+        q = np.empty((len(qkv), num_heads, head_size), np.float32)
+        q_weight, eps = q_norm or (_NO_VECTOR, 0.0)
+        k_weight, _ = k_norm or (_NO_VECTOR, 0.0)
+        kernel = rope_kernel(self.isa.lanes_for(head_size))
+        places = (batch.positions, batch.slots, _bits(keys), _bits(values))
+        self._team.run(kernel, q, qkv, rope_table, *places, q_weight, k_weight, eps)
+        return q
+
+    def paged_attention(
+        self, q: Array, keys: Array, values: Array, batch: Batch, *, window: int | None = None
+    ) -> Array:
+        """attention.py"""
+        num_tokens, num_heads, head_size = q.shape
+        out = np.empty((num_tokens, num_heads * head_size), np.float32)
+        kernel = paged_attention_kernel(self.isa.lanes_for(head_size), head_size, bool(keys.dtype == _BF16))
+        ragged = (batch.query_starts, batch.context_lens, batch.page_tables)
+        self._team.run(kernel, out, q, _bits(keys), _bits(values), *ragged, window or 0)
+        return out
+
+    def logits(self, x: Array, head: Array, *, rows: Array, norm: Norm) -> Array:
+        """linear.py, over the chosen rows"""
+        return self.linear(x[rows], head, norm=norm)
+
+    def _linear_kernels(self, x: Array, weight: Array) -> tuple[Any, Array]:
+        """The kernels for these weights, and room for the activations as the kernels read them."""
+        width = weight.shape[1]
+        lanes = self.isa.lanes_for(width)
+        bf16 = bool(weight.dtype == _BF16)
+        bf16_dot = bf16 and self.isa.bf16_dot and lanes == self.isa.lanes
+        packed = np.empty((len(x), width), _BF16 if bf16_dot else np.float32)
+        return linear_kernels(lanes, bf16 and not bf16_dot), packed

@@ -1,0 +1,143 @@
+"""The vector instructions that the tiles are written with, as LLVM IR: load and widen, fused multiply-add, sums.
+
+A vector is `<lanes x float>`. LLVM turns it into what the machine has: one AVX-512 register for 16 lanes, two AVX
+registers where there are only those, four of SSE or NEON.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+Builder = Any  # llvmlite.ir.IRBuilder: the place where the next instruction goes
+Value = Any  # llvmlite.ir.Value: a pointer, a number or a vector
+
+F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
+# The types of numba's arrays that hold weights and cache, beside float32. numba has no float16 on the CPU.
+FP16, BF16 = types.int16, types.uint16  # the bits
+_STORED = {types.float32: F32, FP16: ir.HalfType(), BF16: ir.IntType(16)}
+
+
+class _BFloat(ir.types.Type):  # type: ignore[misc]
+    """LLVM's bfloat, which llvmlite has no class for."""
+
+    intrinsic_name = "bf16"
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+def number(value: int) -> Value:
+    return ir.Constant(I64, value)
+
+
+def vector_type(lanes: int) -> Any:
+    return ir.VectorType(F32, lanes)
+
+
+def data_pointer(context: Any, builder: Builder, array_type: Any, array: Value, offset: Value) -> Value:
+    """The address of element `offset` of an array's memory."""
+    return builder.gep(context.make_array(array_type)(context, builder, array).data, [offset])
+
+
+def load(builder: Builder, pointer: Value, offset: Value, type_: Any) -> Value:
+    """Read `type_` at `offset` elements after `pointer`; any alignment."""
+    place = builder.gep(pointer, [offset])
+    return builder.load(builder.bitcast(place, type_.as_pointer()), align=1)
+
+
+def store(builder: Builder, value: Value, pointer: Value, offset: Value) -> None:
+    place = builder.gep(pointer, [offset])
+    builder.store(value, builder.bitcast(place, value.type.as_pointer()), align=1)
+
+
+def load_pairs(builder: Builder, pointer: Value, offset: Value, lanes: int) -> Value:
+    """2 * lanes bf16 numbers as `lanes` whole numbers of 32 bits: the even ones are the lower halves."""
+    return load(builder, pointer, offset, ir.VectorType(I32, lanes))
+
+
+def even_of_pairs(builder: Builder, pairs: Value) -> Value:
+    """The even bf16 numbers as float32: a bf16 is the upper half of a float32."""
+    lanes = pairs.type.count
+    shifted = builder.shl(pairs, ir.Constant(pairs.type, [16] * lanes))
+    return builder.bitcast(shifted, vector_type(lanes))
+
+
+def odd_of_pairs(builder: Builder, pairs: Value) -> Value:
+    """The odd bf16 numbers as float32."""
+    lanes = pairs.type.count
+    masked = builder.and_(pairs, ir.Constant(pairs.type, [0xFFFF0000] * lanes))
+    return builder.bitcast(masked, vector_type(lanes))
+
+
+def load_widened(builder: Builder, element: Any, pointer: Value, offset: Value, lanes: int) -> Value:
+    """`lanes` numbers of an array of type `element` (float32, FP16 or BF16), as float32."""
+    stored = load(builder, pointer, offset, ir.VectorType(_STORED[element], lanes))
+    if element == types.float32:
+        return stored
+    if element == FP16:
+        return builder.fpext(stored, vector_type(lanes))
+    wide = builder.zext(stored, ir.VectorType(I32, lanes))
+    return builder.bitcast(builder.shl(wide, ir.Constant(wide.type, [16] * lanes)), vector_type(lanes))
+
+
+def splat(builder: Builder, scalar: Value, lanes: int) -> Value:
+    """The same number in every lane."""
+    first = builder.insert_element(ir.Constant(vector_type(lanes), ir.Undefined), scalar, ir.Constant(I32, 0))
+    return shuffle(builder, first, first, [0] * lanes)
+
+
+def multiply_add(builder: Builder, a: Value, b: Value, c: Value) -> Value:
+    """a * b + c, rounded once where the machine has an instruction for it."""
+    return _call(builder, f"llvm.fmuladd.v{a.type.count}f32", a.type, [a, b, c])
+
+
+def bf16_dot(builder: Builder, total: Value, a: Value, b: Value) -> Value:
+    """VDPBF16PS: add to each of 16 lanes the two products of its pairs of bf16 numbers."""
+    pairs = ir.VectorType(_BFloat(), 32)
+    arguments = [total, builder.bitcast(a, pairs), builder.bitcast(b, pairs)]
+    return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", total.type, arguments)
+
+
+def shuffle(builder: Builder, a: Value, b: Value, lanes: list[int]) -> Value:
+    """A vector of the named lanes of a, then b."""
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(lanes)), lanes))
+
+
+def sums_of_four(builder: Builder, vectors: list[Value]) -> Value:
+    """The sums over the lanes of 4 vectors, as one vector of 4.
+
+    A tree: the upper half of the lanes is added to the lower, then again, until one is left. The first two levels put
+    two vectors beside each other, so that all four cost hardly more than one; each is summed in the same order.
+    """
+    lanes = vectors[0].type.count
+    width = lanes  # lanes that one sum still has
+    for _ in range(2):
+        half = width // 2
+        lower = [lane for lane in range(2 * lanes) if lane % width < half]
+        upper = [lane + half for lane in lower]
+        vectors = [
+            builder.fadd(shuffle(builder, a, b, lower), shuffle(builder, a, b, upper))
+            for a, b in zip(vectors[::2], vectors[1::2], strict=True)
+        ]
+        width = half
+    (total,) = vectors
+    while width > 1:
+        half = width // 2
+        total = builder.fadd(total, shuffle(builder, total, total, [lane ^ half for lane in range(lanes)]))
+        width = half
+    return shuffle(builder, total, total, [lanes // 4 * place for place in range(4)])
+
+
+def _call(builder: Builder, name: str, result: Any, arguments: list[Value]) -> Value:
+    signature = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, signature, name), arguments)
