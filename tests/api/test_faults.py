@@ -70,7 +70,7 @@ def test_05_a_failed_step_ends_streams_with_one_error_frame_and_no_done(
     assert is_idle(server)
 
 
-def test_05_the_official_client_raises_on_an_error_frame(faulty: Faulty) -> None:
+def test_05_06_the_official_client_raises_on_an_error_frame_with_its_message(faulty: Faulty) -> None:
     server, ops = faulty
     ops.before_step = raise_at(ops.num_steps + 3, MemoryError())
     stream = server.openai().chat.completions.create(

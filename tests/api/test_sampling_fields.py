@@ -101,7 +101,7 @@ def test_timings_say_where_the_time_went(server: LiveServer, path: str, stream: 
         assert sum(list(timings.values())[:3]) < 60_000
 
 
-def test_a_suffix_is_put_behind_the_mark_it_was_trained_with(server: LiveServer) -> None:
+def test_55_a_suffix_is_put_behind_the_mark_it_was_trained_with(server: LiveServer) -> None:
     tokenizer = server.loaded.tokenizer
     body = {"prompt": "def f(", "suffix": "return x", "max_tokens": 2, "return_token_ids": True}
     choice = server.post(TEXT, body).json()["choices"][0]
