@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cupyllm.errors import RequestError
 from cupyllm.text_stream import IncrementalDecoder, StopMatcher
 from cupyllm.tokenizer import Tokenizer
+from tests.proof.scale import pick
 from tests.qwen_tokenizer import write_tokenizer_folder
 
 
@@ -36,7 +37,7 @@ def test_t9_a_character_is_shown_whole_by_the_token_that_completes_it(tokenizer:
         assert "".join(pieces[:n]) == certain, f"after {n} tokens, {shown!r} was shown"
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=pick(1000, 10_000))
 @given(data=st.data(), skip=st.booleans())
 def test_joined_pieces_equal_the_decoding_of_all_ids(tokenizer: Tokenizer, data: st.DataObject, skip: bool) -> None:
     any_id = st.integers(0, tokenizer.num_tokens + 3)
@@ -45,7 +46,7 @@ def test_joined_pieces_equal_the_decoding_of_all_ids(tokenizer: Tokenizer, data:
     assert "".join(stream(tokenizer, ids, skip)) == tokenizer.decode(ids, skip_special_tokens=skip)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=pick(1000, 10_000))
 @given(raw=st.binary(max_size=12) | st.text(max_size=6).map(str.encode))
 def test_any_bytes_one_at_a_time_equal_their_decoding(tokenizer: Tokenizer, raw: bytes) -> None:
     id_of = {tokenizer.token_bytes(i): i for i in range(256)}
@@ -81,7 +82,7 @@ FEW_LETTERS = st.text("ab\n", max_size=24)
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=4)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(deadline=None, max_examples=pick(1000, 5000))
 @given(text=FEW_LETTERS, stops=STOPS, cuts=st.lists(st.integers(0, 24)), include_stop=st.booleans())
 @example(text="aabaab", stops=["aabaac", "baa"], cuts=[], include_stop=False)
 def test_stop_matcher_equals_the_reference_however_the_text_is_cut(
