@@ -5,7 +5,7 @@ Plain ASGI callables, outermost first:
     RequestIds    gives the request an id and its arrival time, and every answer an x-request-id header
     (CORS)        Starlette's, when origins are configured; outside the key check, so that preflights pass
     Errors        turns what a route raises into the error object, so that even a 500 has id and CORS headers
-    AccessCheck   Host header and API key; every route but /health needs the key
+    AccessCheck   size of the head, Host header and API key; every route but /health needs the key
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cupyllm.api.body import ClosingResponse
+from cupyllm.api.connection import MAX_HEAD_BYTES
 from cupyllm.api.errors import ApiError, error_object, json_response
 
 log = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ class AccessCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            _check_size(scope)
             self._check_host(Headers(scope=scope).getlist("host"))
             if self._keys and scope["path"] not in OPEN_PATHS:
                 self._check_key(Request(scope))
@@ -128,3 +130,11 @@ class AccessCheck:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
+
+
+def _check_size(scope: Scope) -> None:
+    """h11 bounds a head that it is waiting for; one that has come in one piece may be longer."""
+    size = len(scope["raw_path"]) + len(scope["query_string"])
+    size += sum(len(name) + len(value) for name, value in scope["headers"])
+    if size > MAX_HEAD_BYTES:
+        raise ApiError(400, f"the head of the request is longer than {MAX_HEAD_BYTES} bytes")

@@ -179,13 +179,6 @@ def test_39_a_tool_choice_that_cannot_be_honoured_is_refused(server: LiveServer,
     assert response.json()["error"]["param"] == param
 
 
-@pytest.mark.parametrize(("count", "status"), [(128, 200), (129, 400)])
-def test_the_limit_of_tools(model_folder: Path, server: LiveServer, count: int, status: int) -> None:
-    tools = [{"type": "function", "function": {"name": f"f{i}"}} for i in range(count)]
-    response = server.post(CHAT, {"messages": MESSAGES, "tools": tools, "tool_choice": "none", "max_tokens": 1})
-    assert response.status_code == status, response.text
-
-
 def test_functions_are_refused_by_the_name_of_what_replaced_them(server: LiveServer) -> None:
     for name, value, instead in [("functions", [{"name": "f"}], "tools"), ("function_call", "auto", "tool_choice")]:
         error = server.post(CHAT, {"messages": MESSAGES, name: value}).json()["error"]
