@@ -52,8 +52,8 @@ def main() -> None:
 
 def engine_rows(llm: LLM, rounds: int) -> list[Row]:
     """The engine's own figures and their floors, alternating."""
-    matrices = [m for w in llm.engine.model.weights.layers for m in (w.qkv, w.o, w.gate_up, w.down)]
-    head = llm.engine.model.weights.lm_head
+    matrices = [m for w in llm.engine.runner.model.weights.layers for m in (w.qkv, w.o, w.gate_up, w.down)]
+    head = llm.engine.runner.model.weights.lm_head
     decode_rate(llm, 1)  # warm up
     batch1, floor1, batch8, prefill, floor512, host = [], [], [], [], [], []
     for _ in range(rounds):
@@ -160,7 +160,7 @@ def memory_row(model: str, llm: LLM) -> Row:
     """Peak memory of a fresh process; the cache counts with the pages that its short run touches."""
     command = [sys.executable, __file__, "--model", model, "--peak-memory-of-a-short-run"]
     peak = float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
-    weights = llm.engine.model.weights
+    weights = llm.engine.runner.model.weights
     arrays = [weights.embedding, weights.final_norm]
     arrays += [a for w in weights.layers for a in vars(w).values() if a is not None]
     if weights.lm_head is not weights.embedding:
@@ -172,7 +172,7 @@ def memory_row(model: str, llm: LLM) -> Row:
 def print_peak_memory(model: str) -> None:
     """A cache of 0.25 GiB, all of it touched, as a full one would be."""
     llm = LLM(model, kv_cache_gib=0.25, generation_config="none")
-    for array in (*llm.engine.cache.keys, *llm.engine.cache.values):
+    for array in (*llm.engine.runner.cache.keys, *llm.engine.runner.cache.values):
         array.fill(0)
     llm.generate([[1] * 100, [2] * 50], SamplingParams(temperature=0.0, max_tokens=8), show_progress=False)
     status = Path("/proc/self/status").read_text()

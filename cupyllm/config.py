@@ -47,6 +47,8 @@ class EngineConfig:
     max_step_tokens        tokens in one step: decode rows first, then prompt chunks
     max_waiting            sequences that may wait; a request that would make it more is refused
     prefix_cache           keep pages of finished sequences and reuse them for prompts that begin the same way
+    overlap                plan the next step while the device computes this one, and read its tokens a step late;
+                           "auto" does where the device computes by itself
     generation_config      "auto": generation_config.json gives the defaults of sampling; "none": it is not read for
                            that
     seed                   makes requests without a seed reproducible; null draws fresh randomness
@@ -67,6 +69,7 @@ class EngineConfig:
     max_step_tokens: int = 512
     max_waiting: int = 256
     prefix_cache: bool = True
+    overlap: bool | Literal["auto"] = "auto"
     generation_config: str = "auto"
     seed: int | None = None
 

@@ -33,6 +33,10 @@ class Device(Protocol):
     def name(self) -> str:
         """What to call it in messages."""
 
+    @property
+    def is_async(self) -> bool:
+        """Whether it computes while the host goes on."""
+
     def upload(self, host: np.ndarray) -> Array:
         """The same values as an array of this device."""
 
@@ -51,6 +55,7 @@ class HostDevice:
     """The process's own memory: uploads and downloads are free."""
 
     name: str = "host"
+    is_async: bool = False
 
     def upload(self, host: np.ndarray) -> np.ndarray:
         return host
@@ -74,6 +79,7 @@ class CupyDevice:
     """The current GPU, through CuPy. Raises DeviceError where CuPy cannot be imported."""
 
     name = "cuda"
+    is_async = True
 
     def __init__(self) -> None:
         try:

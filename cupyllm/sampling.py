@@ -107,7 +107,7 @@ class SamplingParams:
         _check_number("top_p", self.top_p, lambda v: 0 < v <= 1, "a number above 0 and at most 1")
         _check_number("min_p", self.min_p, lambda v: 0 <= v <= 1, "a number from 0 to 1")
         _check_number(
-            "repetition_penalty", self.repetition_penalty, lambda v: 0 < v <= 10, "a number above 0, at most 10"
+            "repetition_penalty", self.repetition_penalty, lambda v: 1e-3 <= v <= 10, "a number from 0.001 to 10"
         )
         _check_whole("top_k", self.top_k, lambda v: -1 <= v < 2**31, "-1 or 0 (off), or a whole number of 1 or more")
         _check_whole("seed", self.seed, lambda v: -(2**63) <= v < 2**64, "a whole number from -2**63 to 2**64-1")

@@ -103,6 +103,7 @@ class SamplingBatchBuilder:
 
     def __init__(self, vocab_limit: int) -> None:
         self._vocab_limit = vocab_limit
+        self.changes_by_step = False  # whether some row built last needs to know its tokens: penalties, guides, ...
         self._sequences: list[Any] = []
         self._kept: SamplingBatch | None = None
 
@@ -114,8 +115,9 @@ class SamplingBatchBuilder:
             return self._kept
         batch = build_sampling_batch(sequences, vocab_limit=self._vocab_limit)
         self._sequences = sequences
-        changes_by_step = batch.changes_logits or any(sequence.params.changes_logits for sequence in sequences)
-        self._kept = None if changes_by_step else batch
+        may_change = any(sequence.params.changes_logits for sequence in sequences)
+        self.changes_by_step = batch.changes_logits or may_change
+        self._kept = None if self.changes_by_step else batch
         return batch
 
 

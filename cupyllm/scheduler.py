@@ -24,7 +24,7 @@ from bisect import insort
 from cupyllm.page_allocator import PageAllocator
 from cupyllm.plan import Plan, PlannedChunk, share_budget
 from cupyllm.prefix_cache import CachedPage, PrefixCache
-from cupyllm.sequence import FinishReason, Sequence, by_rank
+from cupyllm.sequence import PENDING, FinishReason, Sequence, by_rank
 
 
 class Scheduler:
@@ -251,6 +251,8 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Take over the pages that the prefix cache knows and start running, if the rest fits too."""
+        if sequence.token_ids[-1] == PENDING:
+            return False  # preempted by this very plan
         hits = self._find_hits(sequence)
         unheld = sum(not self.allocator.is_live(hit.page) for hit in hits)
         most = min(sequence.num_tokens + 1, sequence.most_tokens)

@@ -11,6 +11,9 @@ from cupyllm.prompt_readout import PromptReadout
 from cupyllm.sampling import SamplingParams
 from cupyllm.token_guide import TokenGuide
 
+# Stands in `token_ids` for a token that has been sampled on the device and not been read yet.
+PENDING = -1
+
 
 class FinishReason(str, enum.Enum):
     """Why a sequence ended, in the words of the OpenAI API where it has one."""
@@ -53,6 +56,7 @@ class Sequence:
     most_tokens: int = field(init=False)  # prompt and output, when max_tokens is reached
     rank: tuple[int, int, int] = field(init=False)  # who goes first: lower priority, then earlier arrival (ids grow)
     _distinct_ids: set[int] = field(default_factory=set)
+    _num_pending: int = 0
     _num_distinct_of: int = 0
     _output_counts: dict[int, int] = field(default_factory=dict)
     _num_counted: int = 0  # output tokens in _output_counts
@@ -98,15 +102,29 @@ class Sequence:
         self._num_counted = self.num_output_tokens
         return counts
 
+    def expect_token(self) -> None:
+        """A token is being sampled, before which everything has been computed; `append` will say which."""
+        if self.page_table:
+            self.num_computed = len(self.token_ids)
+        self.token_ids.append(PENDING)
+        self._num_pending += 1
+
     def append(self, token_id: int) -> FinishReason | None:
-        """Add a sampled token, before which everything has been computed; returns the reason if it was the last."""
-        num_before = len(self.token_ids)
-        if self.page_table:  # a fork that found no row has no pages, and computes everything again
-            self.num_computed = num_before
-        self.token_ids.append(token_id)
+        """Add a sampled token, before which everything has been computed, or say what one is that was expected; returns
+        the reason if it was the last. What is expected behind the last one is dropped.
+        """
+        place = len(self.token_ids) - self._num_pending
+        if self._num_pending:
+            self.token_ids[place] = token_id
+            self._num_pending -= 1
+        else:
+            if self.page_table:  # a fork that found no row has no pages, and computes everything again
+                self.num_computed = place
+            self.token_ids.append(token_id)
         if token_id in self.end_token_ids:
             self.finish_reason = FinishReason.STOP
-        elif num_before + 1 >= self.most_tokens:
+            del self.token_ids[place + 1 :]
+        elif place + 1 >= self.most_tokens:
             self.finish_reason = FinishReason.LENGTH
         return self.finish_reason
 

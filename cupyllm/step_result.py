@@ -9,6 +9,9 @@ from cupyllm.beam_search import BeamSearch
 from cupyllm.sampling_batch import SampleResult, TokenLogprobs, row_logprobs
 from cupyllm.sequence import FinishReason, Sequence
 
+# In the place of a token for a sequence that had ended when it was read.
+PASSED_OVER = -2
+
 
 @dataclass(frozen=True)
 class TokenEvent:
@@ -25,7 +28,8 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step gave: one token for each of `sequences`, -1 for one that failed, and what has ended besides.
+    """What a step gave: one token for each of `sequences`, -1 for one that failed, PASSED_OVER for one that had ended;
+    and what has ended besides.
 
     Iterating gives TokenEvents; the tokens of beams are only known when their search has ended.
     """
@@ -44,7 +48,7 @@ class StepResult:
         for sequence in self.ended_prompts:
             yield TokenEvent(sequence, None, None, sequence.finish_reason)
         for row, (sequence, token_id) in enumerate(zip(self.sequences, self.token_ids, strict=True)):
-            if sequence.id in self.beams:
+            if sequence.id in self.beams or token_id == PASSED_OVER:
                 continue
             if token_id < 0 or sequence.finish_reason is FinishReason.ERROR:
                 yield TokenEvent(sequence, None, None, FinishReason.ERROR)

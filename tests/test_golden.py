@@ -88,12 +88,12 @@ def all_logits(engine: Engine, ids: list[int]) -> np.ndarray:
     """The logits after every token of `ids`, run as one prompt over a cache of its own."""
     page_size, num_pages = 16, -(-len(ids) // 16)
     cache = allocate_kv_cache(
-        engine.device, engine.model.config, num_pages=num_pages, page_size=page_size, dtype="float32"
+        engine.runner.device, engine.runner.model.config, num_pages=num_pages, page_size=page_size, dtype="float32"
     )
     sequence = Sequence(0, ids, len(ids), SamplingParams(), 0, 1, frozenset(), page_table=list(range(num_pages)))
     batch = BatchBuilder(page_size).build(Plan([], [PlannedChunk(sequence, 0, len(ids))], []))
-    hidden = forward(engine.ops, engine.model, cache, batch)
-    return logits(engine.ops, engine.model, hidden, np.arange(len(ids), dtype=np.int32))
+    hidden = forward(engine.ops, engine.runner.model, cache, batch)
+    return logits(engine.ops, engine.runner.model, hidden, np.arange(len(ids), dtype=np.int32))
 
 
 @pytest.mark.parametrize("width", [2, 4])
@@ -110,6 +110,6 @@ def test_beam_search_equals_that_of_transformers(llm: LLM, name: str, width: int
     search = llm.engine.add_beams(ids, BeamParams(width, max_tokens=12))
     while not search.done:
         llm.engine.step()
-    ends = set(llm.engine.model.config.end_token_ids)
+    ends = set(llm.engine.runner.model.config.end_token_ids)
     expected = [[*itertools.takewhile(lambda token: token not in ends, row)] for row in answers[:, len(ids) :].tolist()]
     assert [[token for token in beam.token_ids if token not in ends] for beam in search.finished] == expected

@@ -135,14 +135,14 @@ def test_generation_config_gives_the_defaults_unless_told_not_to(folder: Path, t
     penalised = SamplingParams(temperature=0.0, repetition_penalty=1.3, max_tokens=16, ignore_eos=True)
     unnamed = SamplingParams(max_tokens=16, ignore_eos=True)
     assert text_of(with_advice, "the weather", unnamed) == text_of(without, "the weather", penalised)
-    assert without.engine.defaults.temperature == 1.0
+    assert without.engine.admission.defaults.temperature == 1.0
 
 
 def test_ids_without_a_token_are_never_generated(llm: LLM) -> None:
     hot = SamplingParams(temperature=2.0, max_tokens=60, ignore_eos=True, seed=3)
     outputs = llm.generate(["a"] * 8, hot, show_progress=False)
     assert max(max(output.outputs[0].token_ids) for output in outputs) < llm.tokenizer.num_tokens
-    assert llm.engine.model.config.vocab_size == llm.tokenizer.num_tokens + 20
+    assert llm.engine.runner.model.config.vocab_size == llm.tokenizer.num_tokens + 20
 
 
 def test_a_refused_prompt_leaves_nothing_behind(llm: LLM) -> None:
@@ -179,12 +179,12 @@ def test_an_auto_cache_is_what_the_weights_leave_of_the_free_memory(folder: Path
     weights = sum(
         array.nbytes
         for array in (
-            llm.engine.model.weights.embedding,
-            llm.engine.model.weights.final_norm,
-            *(a for layer in llm.engine.model.weights.layers for a in vars(layer).values() if a is not None),
+            llm.engine.runner.model.weights.embedding,
+            llm.engine.runner.model.weights.final_norm,
+            *(a for layer in llm.engine.runner.model.weights.layers for a in vars(layer).values() if a is not None),
         )
     )
-    assert llm.engine.cache.num_pages == int(0.9 * 2 * 2**20 - weights) // 8192
+    assert llm.engine.runner.cache.num_pages == int(0.9 * 2 * 2**20 - weights) // 8192
     monkeypatch.setattr("cupyllm.device.HostDevice.free_bytes", lambda self: weights)
     with pytest.raises(ConfigError, match=r"no memory is left for the cache \(auto: 90% of"):
         LLM(str(folder), kv_cache_gib="auto")
@@ -241,7 +241,7 @@ def test_generation_config_does_not_apply_to_beams(folder: Path, tmp_path: Path)
     write_json(copy / "generation_config.json", advice)
     with_advice = LLM(str(copy), kv_cache_gib=0.01)
     without = LLM(str(copy), kv_cache_gib=0.01, generation_config="none")
-    assert with_advice.engine.defaults.repetition_penalty == 1.9
+    assert with_advice.engine.admission.defaults.repetition_penalty == 1.9
     assert with_advice.beam_search("the the the", BEAMS, n=3) == without.beam_search("the the the", BEAMS, n=3)
 
 

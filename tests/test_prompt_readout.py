@@ -35,7 +35,7 @@ def hidden_states(model: Model, ids: list[int]) -> tuple[Engine, np.ndarray]:
     """The hidden states of a prompt run at once."""
     engine = make_engine(model)
     engine.add(ids, READ)
-    return engine, forward(engine.ops, model, engine.cache, engine._batches.build(engine.scheduler.plan()))
+    return engine, forward(engine.ops, model, engine.runner.cache, engine._batches.build(engine.scheduler.plan()))
 
 
 def prompt_logprobs(engine: Engine, ids: list[int], params: SamplingParams = READ) -> list[TokenLogprobs | None]:

@@ -88,7 +88,7 @@ async def _exhaust(events: AsyncIterator[Json]) -> None:
 
 def _begun(ask: ResponsesRequest, turn: ChatTurn, state: ServerState) -> Json:
     """The response as it is before any output: what was asked for, with the values that apply."""
-    params = turn.asked.params[0].filled(state.loaded.engine.defaults)
+    params = turn.asked.params[0].filled(state.loaded.engine.admission.defaults)
     return {
         "id": f"resp_{uuid.uuid4().hex}",
         "object": "response",

@@ -44,7 +44,7 @@ def guide_turn(
             thinking=marks.left_open(prompt_ids),
             budget=thinking.budget,
             answer=answer,
-            end_ids=frozenset(state.loaded.engine.model.config.end_token_ids),
+            end_ids=frozenset(state.loaded.engine.runner.model.config.end_token_ids),
         )
     if guide is not None and beams:
         raise RequestError(f"{param} cannot be used with use_beam_search", param=param)

@@ -75,7 +75,9 @@ def decode_rows(
     clock: Callable[[], float],
 ) -> Iterator[Row]:
     """Tokens/s of decoding with each batch size, beside what the measured limits would allow for the same steps."""
-    cost = CostModel(engine.model.config, Machine("measured", limits.bandwidth, limits.flops or float("inf"), 0.0))
+    cost = CostModel(
+        engine.runner.model.config, Machine("measured", limits.bandwidth, limits.flops or float("inf"), 0.0)
+    )
     for batch_size in batch_sizes:
         _start(engine, batch_size, prompt_tokens)
         rates, floors = [], []
@@ -103,7 +105,7 @@ def _start(engine: Engine, batch_size: int, prompt_tokens: int) -> None:
     """Bring the prompts so far that every step from here decodes all of them."""
     params = SamplingParams(temperature=0.0, max_tokens=engine.max_model_len - prompt_tokens, ignore_eos=True)
     rng = np.random.default_rng(batch_size)
-    vocab_size = engine.model.config.vocab_size
+    vocab_size = engine.runner.model.config.vocab_size
     for _ in range(batch_size):
         engine.add(rng.integers(0, vocab_size, prompt_tokens).tolist(), params)
     while len(engine.scheduler.decoding) < batch_size:

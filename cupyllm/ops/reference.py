@@ -139,6 +139,13 @@ class ReferenceOps:
         """The scores of all V tokens to come after the chosen rows: (T, C), (V, C) -> (R, V)."""
         return self.linear(x[rows], head, norm=norm)
 
+    def fill_tokens(self, token_ids: Array, sampled: Array, rows: Array) -> Array:
+        """Put tokens where they were not known yet: sampled[rows[t]] for rows[t] >= 0, else token_ids[t]: (T,) int32.
+
+        A row that failed sampled -1; its sequence runs token 0 until the host has read that.
+        """
+        return np.where(rows >= 0, np.maximum(sampled[rows], 0), token_ids)
+
     def sample(self, logits: Array, sampling: SamplingBatch) -> SampleResult:
         """Choose the next token of every row: (R, V) -> (R,) ids, with logprobs where they are wanted.
 

@@ -25,13 +25,15 @@ PROMPT = "the cat 猫 sat"
 def model_logprobs(server: LiveServer, ids: list[int]) -> np.ndarray:
     """Log-probabilities of every token after each of `ids`, computed at once beside the server's engine: (T, V)."""
     engine, num_pages = server.loaded.engine, -(-len(ids) // 16)
-    config = engine.model.config
+    config = engine.runner.model.config
     cache = allocate_kv_cache(HostDevice(), config, num_pages=num_pages, page_size=16, dtype="float32")
     sequence = Sequence(0, ids, len(ids), SamplingParams(), 0, 1, frozenset(), page_table=list(range(num_pages)))
     batch = BatchBuilder(16).build(Plan([], [PlannedChunk(sequence, 0, len(ids))], []))
-    hidden = forward(engine.ops, engine.model, cache, batch)
+    hidden = forward(engine.ops, engine.runner.model, cache, batch)
     rows = np.arange(len(ids), dtype=np.int32)
-    scores = logits(engine.ops, engine.model, hidden, rows).astype(np.float64)[:, : server.loaded.tokenizer.num_tokens]
+    scores = logits(engine.ops, engine.runner.model, hidden, rows).astype(np.float64)[
+        :, : server.loaded.tokenizer.num_tokens
+    ]
     return (
         scores
         - scores.max(axis=1, keepdims=True)

@@ -60,7 +60,7 @@ def test_a_bad_word_is_not_written(server: LiveServer, path: str) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_nothing_ends_an_answer_before_min_tokens(server: LiveServer, path: str) -> None:
-    (end, *_) = server.loaded.engine.model.config.end_token_ids
+    (end, *_) = server.loaded.engine.runner.model.config.end_token_ids
     ending = {"logit_bias": {str(end): 100}, "ignore_eos": False}
     assert ids(server, path, **ending) == [end]
     found = ids(server, path, **ending, min_tokens=4)

@@ -65,7 +65,7 @@ def assert_whole_again(engine: Engine) -> None:
     assert engine.stats.num_live_pages == 0
     assert not engine.has_work
     asked = prompt(random.Random(1), 13)
-    sequence, alone = engine.add(asked, GREEDY), make_engine(engine.model)
+    sequence, alone = engine.add(asked, GREEDY), make_engine(engine.runner.model)
     run_to_end(engine)
     expected = alone.add(asked, GREEDY)
     run_to_end(alone)

@@ -94,14 +94,14 @@ class Clients:
 
     @property
     def demand(self) -> float:
-        return sum(pages for pages, _, _ in self.live.values()) / self.engine.cache.num_pages
+        return sum(pages for pages, _, _ in self.live.values()) / self.engine.runner.cache.num_pages
 
     def ask(self) -> None:
         rng, longest = self.rng, self.engine.max_model_len
         length = rng.randint(1, longest - 1)
         prompt = [rng.randrange(STUB_VOCAB - 2) for _ in range(length)]
         output, priority = rng.randint(1, min(longest - length, longest // 2)), rng.choice([0, 0, 1, 2])
-        pages = -(-(length + output) // self.engine.cache.page_size)
+        pages = -(-(length + output) // self.engine.runner.cache.page_size)
         ends = (STUB_VOCAB - 2, STUB_VOCAB - 1)
         if rng.random() < 0.2:
             width = rng.randint(2, 3)

@@ -62,7 +62,7 @@ def assert_idle(engine: Engine) -> None:
     """No page is live, all are accounted for, and no table of the engine has an entry."""
     stats, scheduler = engine.stats, engine.scheduler
     assert (stats.num_running, stats.num_waiting, stats.num_live_pages) == (0, 0, 0)
-    assert stats.num_cached_pages + stats.num_free_pages == engine.cache.num_pages
+    assert stats.num_cached_pages + stats.num_free_pages == engine.runner.cache.num_pages
     assert [scheduler.waiting, scheduler.prefilling, scheduler.decoding, scheduler.paused] == [[], [], [], []]
     assert len(engine._unforked) == 0
     assert len(engine._beams) == 0
