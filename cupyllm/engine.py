@@ -41,7 +41,7 @@ from cupyllm.prompt_readout import Pooling, PromptReadout
 from cupyllm.sampling import SamplingParams
 from cupyllm.scheduler import Scheduler
 from cupyllm.sequence import FinishReason, Sequence
-from cupyllm.step_result import PASSED_OVER, StepResult
+from cupyllm.step_result import PASSED_OVER, SampledTokens, StepResult
 
 log = logging.getLogger(__name__)
 
@@ -62,14 +62,9 @@ class EngineStats:
 
 @dataclass(frozen=True)
 class _Launched(Unread):
-    """A step whose tokens have not been read yet.
-
-    ended_prompts   sequences that only had their prompt to be read
-    must_be_read    nothing more can be planned, or sampled, before these tokens are known
-    """
+    """A step whose tokens have not been read yet; `ended_prompts` only had their prompt to be read."""
 
     ended_prompts: list[Sequence]
-    must_be_read: bool
 
 
 class Engine:
@@ -202,16 +197,15 @@ class Engine:
     def step(self) -> StepResult:
         """Plan, run, sample, commit. Returns what every sequence whose token became known got."""
         before, self._launched = self._launched, None
-        if before is not None and before.must_be_read:
-            return self._commit(before)
         plan = self.scheduler.plan()
         launched = self._launch(plan, before) if plan else None
-        if before is None and launched is not None and launched.must_be_read:
-            return self._commit(launched)
-        self._launched = launched
         result = StepResult() if before is None else self._commit(before)
-        if launched is not None and not launched.must_be_read:
-            self._let_last_ones_leave(launched.sequences)
+        if launched is None:
+            return result
+        if self._must_be_read(launched):
+            return result + self._commit(launched)
+        self._let_last_ones_leave(launched.sequences)
+        self._launched = launched
         return result
 
     def abort(self, sequence: Sequence, reason: FinishReason = FinishReason.ABORT) -> None:
@@ -247,13 +241,19 @@ class Engine:
         hidden, batch = self.runner.run(plan, before)
         self.scheduler.commit(plan)
         sequences, rows, ended = self._next_of(plan)
-        sampled = self.runner.sample(hidden, batch, sequences, rows) if sequences else None
-        forks_wait = rows is not None and any(not sequence.page_table for sequence in sequences)
-        must_be_read = not self._overlap or forks_wait or bool(self._beams) or self.runner.must_know_tokens
-        if not must_be_read:
+        launched = _Launched(
+            sequences, self.runner.sample(hidden, batch, sequences, rows) if sequences else None, ended
+        )
+        if not self._must_be_read(launched):
             for sequence in sequences:
                 sequence.expect_token()
-        return _Launched(sequences, sampled, ended, must_be_read)
+        return launched
+
+    def _must_be_read(self, launched: _Launched) -> bool:
+        """Whether nothing more can be planned, or sampled, before the tokens of the step are known."""
+        if not self._overlap or self._beams or self.runner.must_know_tokens:
+            return True
+        return any(not sequence.page_table for sequence in launched.sequences)  # forks that found no row
 
     def _next_of(self, plan: Plan) -> tuple[list[Sequence], list[int] | None, list[Sequence]]:
         """The sequences that get a token in this step, the row of logits of each, and those that end without one.
@@ -304,7 +304,7 @@ class Engine:
             elif sequence.guide is not None:
                 self._advance_guide(sequence, token_id)
         searches = self._beams.advance() if beams else []
-        return StepResult(sequences, token_ids, sampled, beams, searches, launched.ended_prompts)
+        return StepResult((SampledTokens(sequences, token_ids, sampled, beams),), searches, launched.ended_prompts)
 
     def _advance_guide(self, sequence: Sequence, token_id: int) -> None:
         assert sequence.guide is not None

@@ -181,7 +181,7 @@ class LLM:
         With `dimensions` only so many of them, for models trained to be cut. Raises RequestError for what can never be
         embedded, and EngineError when the model gives numbers that are not finite.
         """
-        self.embedding.check(dimensions, self.engine.model.config.hidden_size)
+        self.embedding.check(dimensions, self.engine.runner.model.config.hidden_size)
         as_ids = [self._encode_text(one) for one in _as_prompts(inputs)]
         for prompt_ids in as_ids:  # refuse before anything has run
             self.engine.check(prompt_ids, SamplingParams(max_tokens=0))

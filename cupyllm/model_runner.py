@@ -76,10 +76,12 @@ class ModelRunner:
         return SampleResult(**{name: self.device.download(array) for name, array in vars(sampled).items()})
 
     def _take_over(self, decodes: list[Sequence], token_ids: Array, unread: Unread, sampled: SampleResult) -> Array:
-        """The token ids of a batch whose decode rows each got a token that is still unread."""
+        """The token ids of a batch whose decode rows got a token that is still unread, all but those that were computed
+        again.
+        """
         places = {sequence.id: place for place, sequence in enumerate(unread.sequences)}
         rows = np.full(len(token_ids), -1, np.int32)
-        rows[: len(decodes)] = [places[sequence.id] for sequence in decodes]
+        rows[: len(decodes)] = [places.get(sequence.id, -1) for sequence in decodes]
         return self.ops.fill_tokens(token_ids, sampled.token_ids, self.device.upload(rows))
 
     def _copy_pages(self, plan: Plan) -> None:

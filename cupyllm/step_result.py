@@ -27,26 +27,15 @@ class TokenEvent:
 
 
 @dataclass(frozen=True)
-class StepResult:
-    """What a step gave: one token for each of `sequences`, -1 for one that failed, PASSED_OVER for one that had ended;
-    and what has ended besides.
+class SampledTokens:
+    """One token for each of `sequences`, -1 for one that failed, PASSED_OVER for one that had ended before."""
 
-    Iterating gives TokenEvents; the tokens of beams are only known when their search has ended.
-    """
-
-    sequences: list[Sequence] = field(default_factory=list)
-    token_ids: list[int] = field(default_factory=list)
-    sampled: SampleResult | None = None
-    beams: frozenset[int] = frozenset()  # ids of the sequences among them that belong to a search
-    ended_searches: list[BeamSearch] = field(default_factory=list)
-    ended_prompts: list[Sequence] = field(default_factory=list)  # prompts that were only to be read
-
-    def __len__(self) -> int:
-        return len(self.sequences)
+    sequences: list[Sequence]
+    token_ids: list[int]
+    sampled: SampleResult
+    beams: frozenset[int]  # ids of the sequences that belong to a search
 
     def __iter__(self) -> Iterator[TokenEvent]:
-        for sequence in self.ended_prompts:
-            yield TokenEvent(sequence, None, None, sequence.finish_reason)
         for row, (sequence, token_id) in enumerate(zip(self.sequences, self.token_ids, strict=True)):
             if sequence.id in self.beams or token_id == PASSED_OVER:
                 continue
@@ -57,4 +46,29 @@ class StepResult:
 
     def _logprobs(self, sequence: Sequence, row: int) -> TokenLogprobs | None:
         count = sequence.params.logprobs
-        return None if count is None or self.sampled is None else row_logprobs(self.sampled, row, count)
+        return None if count is None else row_logprobs(self.sampled, row, count)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step gave: tokens, searches that have ended, and prompts that were only to be read and now are.
+
+    Iterating gives TokenEvents; the tokens of beams are only known when their search has ended.
+    """
+
+    tokens: tuple[SampledTokens, ...] = ()
+    ended_searches: list[BeamSearch] = field(default_factory=list)
+    ended_prompts: list[Sequence] = field(default_factory=list)
+
+    def __add__(self, other: StepResult) -> StepResult:
+        return StepResult(
+            self.tokens + other.tokens,
+            self.ended_searches + other.ended_searches,
+            self.ended_prompts + other.ended_prompts,
+        )
+
+    def __iter__(self) -> Iterator[TokenEvent]:
+        for sequence in self.ended_prompts:
+            yield TokenEvent(sequence, None, None, sequence.finish_reason)
+        for tokens in self.tokens:
+            yield from tokens

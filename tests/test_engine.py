@@ -65,6 +65,9 @@ def logprobs_of(events: list[TokenEvent]) -> dict[int, list[Any]]:
         {"num_pages": 12, "max_decode_batch_size": 8, "max_step_tokens": 16},
         {"num_pages": 12, "max_decode_batch_size": 8, "max_step_tokens": 16, "prefix_cache": False},
         {"prefix_cache": False},
+        {"overlap": True},
+        {"overlap": True, "num_pages": 12, "max_decode_batch_size": 8, "max_step_tokens": 16},
+        {"overlap": True, "page_size": 1, "max_step_tokens": 9, "max_decode_batch_size": 2},
     ],
     ids=[
         "chunks of 4",
@@ -75,6 +78,9 @@ def logprobs_of(events: list[TokenEvent]) -> dict[int, list[Any]]:
         "pool too small",
         "pool too small, nothing reused",
         "nothing reused",
+        "tokens read late",
+        "tokens read late, pool too small",
+        "tokens read late, pages of 1",
     ],
 )
 def test_no_switch_changes_an_answer(model: Model, kind: str, switches: dict[str, Any]) -> None:

@@ -48,7 +48,7 @@ def test_each_answer_is_what_it_would_be_alone(model: Model, length: int, prefix
 def test_the_prompt_is_computed_once_and_its_full_pages_are_held_by_all(model: Model) -> None:
     engine = make_engine(model)
     sequences = engine.add_parallel(prompt(10), seeded(3))
-    assert len(engine.step()) == 3, "one pass over the prompt gives every answer its first token"
+    assert len(list(engine.step())) == 3, "one pass over the prompt gives every answer its first token"
     tables = [sequence.page_table for sequence in sequences]
     assert tables[0] == tables[1] == tables[2]
     assert engine.stats.num_live_pages == 3

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupyllm.batch import BatchBuilder
 from cupyllm.engine import Engine
 from cupyllm.errors import ContextLengthError, RequestError
 from cupyllm.model import Model, forward, logits
@@ -35,7 +36,8 @@ def hidden_states(model: Model, ids: list[int]) -> tuple[Engine, np.ndarray]:
     """The hidden states of a prompt run at once."""
     engine = make_engine(model)
     engine.add(ids, READ)
-    return engine, forward(engine.ops, model, engine.runner.cache, engine._batches.build(engine.scheduler.plan()))
+    batch = BatchBuilder(engine.runner.cache.page_size).build(engine.scheduler.plan())
+    return engine, forward(engine.ops, model, engine.runner.cache, batch)
 
 
 def prompt_logprobs(engine: Engine, ids: list[int], params: SamplingParams = READ) -> list[TokenLogprobs | None]:

@@ -67,7 +67,7 @@ def _prepare(body: bytes, state: ServerState) -> _Asked:
     ask = read_request(EmbeddingRequest, parse_json_object(body), strict=state.config.strict_parameters)
     state.check_model_name(ask.model)
     engine, tokenizer = state.loaded.engine, state.loaded.tokenizer
-    state.loaded.embedding.check(ask.dimensions, engine.model.config.hidden_size)
+    state.loaded.embedding.check(ask.dimensions, engine.runner.model.config.hidden_size)
     prompts = []
     for place, given in enumerate(inputs := ask.inputs()):
         try:

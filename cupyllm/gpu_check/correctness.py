@@ -38,6 +38,7 @@ def variants(num_multiprocessors: int) -> dict[str, list[Variant]]:
         "cutoff": vocabularies,
         "draw": vocabularies,
         "embedding": _combine(dtype=(*DTYPES, "float32")),
+        "fill_tokens": [{}, {"T": 1}],
         "gemv": _gemv(num_multiprocessors),
         "group_maxima": vocabularies,
         "paged_attention_decode": _decode_attention(),

@@ -13,6 +13,7 @@ from cupyllm.cuda import (
     cutoff,
     draw,
     embedding,
+    fill_tokens,
     group_maxima,
     paged_attention_decode,
     paged_attention_prefill,
@@ -75,6 +76,10 @@ def row_cases(model: str, config: ModelConfig) -> Iterator[KernelCase]:
         table = arrays.elements.take(V, C)
         return lambda: embedding.launch(arrays.gpu.loader, ids, table)
 
+    def fill(arrays: Arrays) -> Launch:
+        token_ids, sampled = _indices(arrays, [-1] * ROWS), _indices(arrays, range(ROWS))
+        return lambda: fill_tokens.launch(arrays.gpu.loader, token_ids, sampled, sampled)
+
     def norm(arrays: Arrays) -> Launch:
         x, weight = arrays.floats.take(ROWS, C), Norm(arrays.floats.take(C), 1e-6)
         return lambda: rms_norm.launch(arrays.gpu.loader, x, weight)
@@ -89,6 +94,7 @@ def row_cases(model: str, config: ModelConfig) -> Iterator[KernelCase]:
 
     yield case("copy_pages", copy_pages.least_bytes(**pages), copy)
     yield case("embedding", embedding.least_bytes(ROWS, C), embed)
+    yield case("fill_tokens", fill_tokens.least_bytes(ROWS), fill)
     yield case("rms_norm", rms_norm.least_bytes(ROWS, C), norm)
     rope = rope_and_kv_write.least_bytes(ROWS, H, KH, D, norm=int(config.qk_norm))
     yield case("rope_and_kv_write", rope, _rope(config))

@@ -14,6 +14,7 @@ from cupyllm.batch import Batch
 from cupyllm.cuda import (
     copy_pages,
     embedding,
+    fill_tokens,
     gemv,
     paged_attention_decode,
     paged_attention_prefill,
@@ -142,6 +143,10 @@ class CudaOps(ReferenceOps):
         if len(rows) == 0:
             return self.loader.empty((0, head.shape[0]), np.float32)
         return self.linear(embedding.launch(self.loader, rows, x), head, norm=norm)
+
+    def fill_tokens(self, token_ids: Array, sampled: Array, rows: Array) -> Array:
+        """fill_tokens.cu"""
+        return fill_tokens.launch(self.loader, token_ids, sampled, rows)
 
     def sample(self, logits: Array, sampling: SamplingBatch) -> SampleResult:
         """The sampling kernels (cuda/sample.py); the result stays on the device"""

@@ -140,11 +140,11 @@ class ReferenceOps:
         return self.linear(x[rows], head, norm=norm)
 
     def fill_tokens(self, token_ids: Array, sampled: Array, rows: Array) -> Array:
-        """Put tokens where they were not known yet: sampled[rows[t]] for rows[t] >= 0, else token_ids[t]: (T,) int32.
+        """Put tokens in that the host does not know yet: sampled[rows[t]] where rows[t] >= 0, else token_ids[t].
 
-        A row that failed sampled -1; its sequence runs token 0 until the host has read that.
+        (T,), (R,), (T,) int32 -> (T,) int32
         """
-        return np.where(rows >= 0, np.maximum(sampled[rows], 0), token_ids)
+        return np.where(rows >= 0, sampled[rows], token_ids)
 
     def sample(self, logits: Array, sampling: SamplingBatch) -> SampleResult:
         """Choose the next token of every row: (R, V) -> (R,) ids, with logprobs where they are wanted.

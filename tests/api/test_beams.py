@@ -120,8 +120,8 @@ def test_ignore_eos_goes_on_after_the_models_end_token(model_folder: Path, llm: 
     likely = search(llm, PROMPTS[0], 1, beam_width=1)[0].token_ids[0]
 
     def make_it_an_end_token(loaded: LoadedModel) -> None:
-        model = loaded.engine.runner.model
-        loaded.engine.runner.model = replace(model, config=replace(model.config, end_token_ids=(likely,)))
+        admission = loaded.engine.admission
+        admission.model_config = replace(admission.model_config, end_token_ids=(likely,))
 
     with run_server(model_folder, prepare=make_it_an_end_token) as server:
         fields: dict[str, Any] = {"n": 4, "length_penalty": 0}

@@ -87,6 +87,11 @@ FAULTS: dict[str, list[Fault]] = {
         fault("one chunk too many", "chunk < page_chunks", "chunk <= page_chunks", GLOBAL_RACE),
         fault("only keys are copied", "blockIdx.y == 0 ? keys : values", "keys", GLOBAL_RACE),
     ],
+    "fill_tokens": [
+        fault("no end of the batch", "    if (t >= T) return;\n", "", OUTSIDE),
+        fault("known tokens taken for unknown ones", "row >= 0 ?", "row >= -1 ?", OUTSIDE),
+        fault("the first sampled token left out", "row >= 0 ?", "row > 0 ?", WRONG),
+    ],
     "rope_and_kv_write": [
         fault("lanes leave before a shuffle", "    // 2 load\n", "    if (!exists) return;\n", MASK),
         fault("heads that do not exist are read", "if (exists) {", "{", OUTSIDE),

@@ -32,10 +32,14 @@ ALLOWED = {
     "model": {"batch", "device", "kv_cache", "model_config", "ops", "rope", "weights"},
     "beam_search": {"errors", "sequence"},
     "beam_rows": {"beam_search", "sampling_batch", "scheduler", "sequence"},
+    "admission": {"beam_search", "errors", "model_config", "sampling", "sequence", "token_guide"},
+    "model_runner": {
+        "batch", "device", "kv_cache", "model", "ops", "plan", "prompt_reader", "sampling_batch", "sequence",
+    },
     "engine": {
-        "batch", "beam_rows", "beam_search", "config", "device", "errors", "kv_cache", "model", "model_config", "ops",
-        "page_allocator", "plan", "prefix_cache", "prompt_reader", "prompt_readout", "sampling", "sampling_batch",
-        "scheduler", "sequence", "step_result", "token_guide",
+        "admission", "beam_rows", "beam_search", "config", "device", "errors", "kv_cache", "model", "model_config",
+        "model_runner", "ops", "page_allocator", "plan", "prefix_cache", "prompt_readout", "sampling", "scheduler",
+        "sequence", "step_result",
     },
     "tokenizer": {"errors", "json_object"},
 }  # fmt: skip

@@ -13,7 +13,14 @@ from collections.abc import Mapping
 from .attention import paged_attention_decode_example, paged_attention_prefill_example
 from .case import Example, ExampleRun, GuardedHost, Output
 from .linear import gemv_example, round_rows_example, skinny_gemm_example, tile_gemm_example
-from .rows import copy_pages_example, embedding_example, rms_norm_example, rope_and_kv_write_example, silu_mul_example
+from .rows import (
+    copy_pages_example,
+    embedding_example,
+    fill_tokens_example,
+    rms_norm_example,
+    rope_and_kv_write_example,
+    silu_mul_example,
+)
 from .sampling import (
     adjust_logits_example,
     argmax_example,
@@ -32,6 +39,7 @@ EXAMPLES: Mapping[str, Example] = {
     "cutoff": cutoff_example,
     "draw": draw_example,
     "embedding": embedding_example,
+    "fill_tokens": fill_tokens_example,
     "gemv": gemv_example,
     "group_maxima": group_maxima_example,
     "paged_attention_decode": paged_attention_decode_example,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cupyllm.batch import Batch
-from cupyllm.cuda import copy_pages, embedding, rms_norm, rope_and_kv_write, silu_mul
+from cupyllm.cuda import copy_pages, embedding, fill_tokens, rms_norm, rope_and_kv_write, silu_mul
 from cupyllm.cuda.examples.case import EPSILON, ExampleRun, Output, Place, random_floats, to_elements, to_floats
 from cupyllm.cuda.loader import KernelLoader
 from cupyllm.ops.reference import Norm, ReferenceOps
@@ -53,6 +53,17 @@ def embedding_example(
     sizes = {"T": len(ids), "V": len(table), "C": C}
     least = embedding.least_bytes(len(ids), C, table_float32=int(dtype == "float32"))
     return ExampleRun("embedding", sizes, least, (Output("x", x, expected, 0.0),))
+
+
+def fill_tokens_example(loader: KernelLoader, place: Place, *, T: int = 300) -> ExampleRun:
+    """Every third token is known, the others are taken from five sampled ones, of which one failed."""
+    t = np.arange(T, dtype=np.int32)
+    rows = np.where(t % 3 == 0, np.int32(-1), t % 5)
+    token_ids, sampled = np.where(rows < 0, 1000 + t, np.int32(-1)), np.array([7, 9, -1, 5, 3], np.int32)
+    arrays = (token_ids, sampled, rows)
+    out = place.download(fill_tokens.launch(loader, *map(place.upload, arrays)))
+    least = fill_tokens.least_bytes(T, num_known=int((rows < 0).sum()))
+    return ExampleRun("fill_tokens", {"T": T}, least, (Output("out", out, _REFERENCE.fill_tokens(*arrays), 0.0),))
 
 
 def rope_and_kv_write_example(
