@@ -62,9 +62,14 @@ class EngineStats:
 
 @dataclass(frozen=True)
 class _Launched(Unread):
-    """A step whose tokens have not been read yet; `ended_prompts` only had their prompt to be read."""
+    """A step whose tokens have not been read yet.
+
+    ended_prompts   sequences that only had their prompt to be read
+    must_be_read    nothing more can be planned, or sampled, before these tokens are known
+    """
 
     ended_prompts: list[Sequence]
+    must_be_read: bool
 
 
 class Engine:
@@ -202,7 +207,7 @@ class Engine:
         result = StepResult() if before is None else self._commit(before)
         if launched is None:
             return result
-        if self._must_be_read(launched):
+        if launched.must_be_read:
             return result + self._commit(launched)
         self._let_last_ones_leave(launched.sequences)
         self._launched = launched
@@ -241,19 +246,13 @@ class Engine:
         hidden, batch = self.runner.run(plan, before)
         self.scheduler.commit(plan)
         sequences, rows, ended = self._next_of(plan)
-        launched = _Launched(
-            sequences, self.runner.sample(hidden, batch, sequences, rows) if sequences else None, ended
-        )
-        if not self._must_be_read(launched):
+        sampled = self.runner.sample(hidden, batch, sequences, rows) if sequences else None
+        fork_waits = any(not sequence.page_table for sequence in sequences)  # it found no row
+        must_be_read = not self._overlap or bool(self._beams) or self.runner.must_know_tokens or fork_waits
+        if not must_be_read:
             for sequence in sequences:
                 sequence.expect_token()
-        return launched
-
-    def _must_be_read(self, launched: _Launched) -> bool:
-        """Whether nothing more can be planned, or sampled, before the tokens of the step are known."""
-        if not self._overlap or self._beams or self.runner.must_know_tokens:
-            return True
-        return any(not sequence.page_table for sequence in launched.sequences)  # forks that found no row
+        return _Launched(sequences, sampled, ended, must_be_read)
 
     def _next_of(self, plan: Plan) -> tuple[list[Sequence], list[int] | None, list[Sequence]]:
         """The sequences that get a token in this step, the row of logits of each, and those that end without one.
