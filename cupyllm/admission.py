@@ -51,14 +51,14 @@ class Admission:
             raise RequestError("the prompt is empty: at least one token is needed", param="prompt")
         if not self._has_head and (params.max_tokens != 0 or params.prompt_logprobs is not None):
             raise RequestError("this model was saved without its output head: it can only embed", param="model")
-        self._check_ids(prompt_ids, "prompt", "prompt token {place}")
         self._check_ids(params.stop_token_ids, "stop_token_ids", "stop_token_ids entry {place}")
         self._check_ids(tuple(params.logit_bias or ()), "logit_bias", "logit_bias key {place}")
         allowed = params.allowed_token_ids
         self._check_ids(allowed or (), "allowed_token_ids", "allowed_token_ids entry {place}")
         if allowed is not None and min(allowed) >= self._vocab_limit:
             raise RequestError("allowed_token_ids holds no id that has a token", param="allowed_token_ids")
-        self._check_length(len(prompt_ids), params)
+        self._check_length(len(prompt_ids), params)  # first: to look at millions of ids takes time
+        self._check_ids(prompt_ids, "prompt", "prompt token {place}")
 
     def make_sequence(self, prompt_ids: Seq[int], params: SamplingParams, priority: int, cache_salt: str) -> Sequence:
         """A sequence for a prompt that has been checked, with the model's defaults where the params say nothing."""

@@ -7,6 +7,7 @@ The first SIGINT or SIGTERM drains: new requests are refused with 503, running o
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -106,6 +107,9 @@ class _Server(uvicorn.Server):
 async def _serve(server: _Server, worker: EngineWorker, listener: socket.socket, drain_seconds: float) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+    # What is there now stays. Without this every full collection looks at all of it, while nothing else may run.
+    gc.collect()
+    gc.freeze()
     with _on_signals(first=lambda: loop.call_soon_threadsafe(stop.set)):
         draining = asyncio.create_task(_drain(server, worker, stop, drain_seconds))
         await server.serve(sockets=[listener])
