@@ -120,7 +120,7 @@ def test_a7_no_field_takes_a_number_that_json_does_not_have(server: LiveServer, 
 
 @pytest.mark.parametrize("path", ROUTES)
 def test_a8_edges_of_the_filters(server: LiveServer, path: str) -> None:
-    width = server.loaded.engine.model.config.vocab_size
+    width = server.loaded.engine.admission.model_config.vocab_size
     hot = {"temperature": 1.5, "seed": 11}
     free = token_ids(server, path, **hot)
     for off in ({"top_k": 0}, {"top_k": -1}, {"top_k": width}, {"top_k": width + 1}, {"top_p": 1}, {"min_p": 0}):
@@ -135,7 +135,7 @@ def test_a8_edges_of_the_filters(server: LiveServer, path: str) -> None:
 
 
 def test_a10_ids_beyond_the_logits_are_refused_and_the_last_one_is_not(server: LiveServer) -> None:
-    width = server.loaded.engine.model.config.vocab_size
+    width = server.loaded.engine.admission.model_config.vocab_size
     for name, value in (("logit_bias", {str(width): 1}), ("stop_token_ids", [width]), ("allowed_token_ids", [width])):
         response = server.post(TEXT, {"prompt": "a", "min_tokens": 1, name: value})
         assert response.status_code == 400
