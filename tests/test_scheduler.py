@@ -90,6 +90,22 @@ def test_a_long_prompt_advances_in_every_step_of_a_flood_of_short_ones() -> None
     assert long.num_computed == 120
 
 
+def test_eight_decodes_a_long_prompt_and_a_short_one_all_advance_in_every_step() -> None:
+    scheduler = make_scheduler(num_pages=400, rows=16, prefills=8, budget=64)
+    for sequence_id in range(8):
+        scheduler.add(make_sequence(sequence_id, 3))
+    run_step(scheduler)
+    scheduler.add(make_sequence(8, 900))
+    run_step(scheduler)
+    scheduler.add(make_sequence(9, 20))
+    steps = [run_step(scheduler) for _ in range(12)]
+    for ran in steps:
+        assert [number for number, _, length in ran if length == 1][:8] == list(range(8)), "nobody's tokens wait"
+        assert sum(length for number, _, length in ran if number == 8) >= (64 - 8) // 2, "the long one has half"
+    assert (9, 0, 20) in steps[0], "the short one has its first token in the step that follows it"
+    assert all((9, 19 + number, 1) in ran for number, ran in enumerate(steps) if number)
+
+
 def test_the_youngest_is_preempted_and_keeps_its_tokens_and_its_place() -> None:
     scheduler = make_scheduler(num_pages=5, rows=4)
     old, young, waiting = make_sequence(0, 7), make_sequence(1, 7), make_sequence(2, 7)

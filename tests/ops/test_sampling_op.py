@@ -242,6 +242,13 @@ def test_offsets_are_added_after_the_repetition_penalty() -> None:
     assert sample(logits, [one]).token_ids[0] == 7
 
 
+@pytest.mark.parametrize("token_id", [40, 45])
+def test_a_bias_on_an_id_without_a_token_moves_nothing(token_id: int) -> None:
+    logits = lively(1)
+    one = row(logit_bias={token_id: 100.0}, temperature=0.0)
+    assert sample(logits, [one], vocab_limit=40).token_ids[0] == logits[0, :40].argmax()
+
+
 def test_a_strong_bias_forces_a_token_and_logprobs_stay_those_of_the_model() -> None:
     logits = lively(2)
     rows = [row(logit_bias={11: 100.0}, logprobs=1, temperature=0.0), row(logprobs=1, temperature=0.0)]

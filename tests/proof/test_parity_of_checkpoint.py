@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from cupyllm import LLM, SamplingParams
+from cupyllm import SamplingParams
 from cupyllm.model import Model
-from tests.engine_case import make_engine
+from tests.engine_case import load_model, make_engine
 from tests.golden_case import CASES, CHECKPOINT, NEEDS_CHECKPOINT
 from tests.proof.answers import Answer, answers_of, assert_same
 
@@ -22,7 +24,7 @@ ALONE, TOGETHER = 1, 8
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return LLM(CHECKPOINT, device="reference", kv_cache_gib=0.1, max_model_len=LONGEST).engine.model
+    return load_model(Path(CHECKPOINT))
 
 
 @pytest.fixture(scope="module")
