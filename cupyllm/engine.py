@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -46,6 +47,7 @@ from cupyllm.step_result import PASSED_OVER, SampledTokens, StepResult
 log = logging.getLogger(__name__)
 
 NO_IDS: frozenset[int] = frozenset()
+Observer = Callable[[Plan, StepResult, float], None]  # the plan, what it gave, seconds of time.monotonic at its start
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ class Engine:
             max_prefill_batch_size=config.max_prefill_batch_size,
             max_step_tokens=config.max_step_tokens,
         )
+        self.observer: Observer | None = None  # is told of every step, once it has ended
         self._overlap = device.is_async if config.overlap == "auto" else config.overlap
         self._beams = BeamRows(self.scheduler, self.admission.new_id)
         self._unforked: dict[int, list[Sequence]] = {}  # sequence id -> those that will share its prompt
@@ -174,6 +177,9 @@ class Engine:
             first.readout = PromptReadout(params[0].prompt_logprobs)
             for other in others:
                 other.readout = first.readout
+        now = time.monotonic()
+        for sequence in (first, *others):
+            sequence.queued_at = now
         if others:
             self._unforked[first.id] = others
         self.scheduler.add(first)
@@ -201,8 +207,15 @@ class Engine:
 
     def step(self) -> StepResult:
         """Plan, run, sample, commit. Returns what every sequence whose token became known got."""
-        before, self._launched = self._launched, None
+        started = time.monotonic()
         plan = self.scheduler.plan()
+        result = self._run(plan)
+        if self.observer is not None:
+            self.observer(plan, result, started)
+        return result
+
+    def _run(self, plan: Plan) -> StepResult:
+        before, self._launched = self._launched, None
         launched = self._launch(plan, before) if plan else None
         result = StepResult() if before is None else self._commit(before)
         if launched is None:

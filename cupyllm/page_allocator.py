@@ -48,6 +48,10 @@ class PageAllocator:
     def is_live(self, page: int) -> bool:
         return self._holders[page] > 0
 
+    def is_cached(self, page: int) -> bool:
+        """Whether nobody holds the page and its contents are kept."""
+        return page in self._cached
+
     def is_shared(self, page: int) -> bool:
         """Whether more than one page table holds the page, so that nobody may write to it."""
         return self._holders[page] > 1

@@ -51,6 +51,7 @@ class Sequence:
     num_cached_tokens: int | None = None  # of the prompt, found in the prefix cache; None before it is admitted
     num_preemptions: int = 0
     row: int | None = None  # its place in the decode batch, while it has one
+    queued_at: float | None = None  # seconds of time.monotonic: the engine was asked for it
     started_at: float | None = None  # seconds of time.monotonic: its prompt began to run
     finish_reason: FinishReason | None = None
     most_tokens: int = field(init=False)  # prompt and output, when max_tokens is reached
