@@ -37,7 +37,7 @@ class Turnstile:
     def __init__(self, ops: FaultyOps) -> None:
         self._ops = ops
         self._permits = threading.Semaphore(0)
-        self.num_arrived = 0
+        self.num_arrived = self.num_passed = 0
 
     def __enter__(self) -> Turnstile:
         self._ops.before_step = self._wait
@@ -50,9 +50,16 @@ class Turnstile:
     def let_pass(self, count: int = 1) -> None:
         self._permits.release(count)
 
+    def shut(self) -> None:
+        """Take back what no step has used; returns when a step stands before the turnstile."""
+        while self._permits.acquire(blocking=False):
+            pass
+        wait_until(lambda: self.num_arrived > self.num_passed, "a step waits")
+
     def _wait(self, number: int) -> None:
         self.num_arrived += 1
         assert self._permits.acquire(timeout=60), "the test forgot to open the turnstile"
+        self.num_passed += 1
 
 
 def pass_until(turnstile: Turnstile, holds: Callable[[], bool]) -> None:

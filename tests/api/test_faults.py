@@ -185,6 +185,7 @@ def test_a_full_queue_is_429_with_retry_after(faulty: Faulty, stream: bool) -> N
             assert server.worker.stats.num_waiting == 3
             assert server.get("/ready").status_code == 503
             assert server.get("/health").status_code == 200
+            turnstile.shut()
             refused = server.post(TEXT, LONG | {"stream": stream})  # while a step is running
             assert refused.status_code == 429
             assert int(refused.headers["retry-after"]) >= 1
@@ -204,6 +205,7 @@ def test_who_has_left_the_queue_keeps_nobody_out(faulty: Faulty) -> None:
             opened = [start_stream(server, turnstile, pool, LONG) for _ in range(2)]
             pass_until(turnstile, lambda: server.worker.stats.num_running == 2)
             opened += [start_stream(server, turnstile, pool, LONG) for _ in range(3)]
+            turnstile.shut()
             opened.pop().close()
             wait_until(lambda: server.worker.num_live == 4, "the server has seen that it has gone")
             assert server.worker.stats.num_waiting == 3
