@@ -105,8 +105,8 @@ class Sequence:
 
     def expect_token(self) -> None:
         """A token is being sampled, before which everything has been computed; `append` will say which."""
-        if self.page_table:
-            self.num_computed = len(self.token_ids)
+        assert self.page_table, "a fork that found no row is told its token at once"
+        self.num_computed = len(self.token_ids)
         self.token_ids.append(PENDING)
         self._num_pending += 1
 
