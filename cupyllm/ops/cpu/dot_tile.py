@@ -1,6 +1,6 @@
 """The tile that every product is made of: some rows of weights by some rows of activations, in registers.
 
-    y[c, r] = sum over k of w[r, k] * x[c, k]        r < ROWS (1 or 4), c < COLUMNS (1, 2 or 4)
+    y[c, r] = sum over k of w[r, k] * x[c, k]        r < ROWS (1, 4 or 8), c < COLUMNS (1, 2 or 4)
 
 Both operands lie with k side by side, as the checkpoint stores weights and the step makes activations, so nothing is
 transposed. A step of the loop takes 2 * lanes numbers of every row: with 4 by 4 rows it reads 8 rows and does 16
@@ -20,12 +20,14 @@ from numba import types
 from cupyllm.ops.cpu.compile import instruction
 from cupyllm.ops.cpu.vectors import (
     BF16,
+    I32,
     I64,
     Builder,
     Value,
     bf16_dot,
     data_pointer,
     even_of_pairs,
+    load,
     load_pairs,
     load_widened,
     multiply_add,
@@ -42,15 +44,22 @@ def _dot_tile(
     y: Any, y_offset: Any, y_stride: Any,
     w: Any, w_offset: Any, w_stride: Any,
     x: Any, x_offset: Any, x_stride: Any,
-    length: Any, ROWS: Any, COLUMNS: Any, LANES: Any,
+    totals: Any, totals_offset: Any,
+    k_start: Any, k_stop: Any, length: Any, ROWS: Any, COLUMNS: Any, LANES: Any,
 ) -> Any:  # fmt: skip
-    """Compute a tile of y (float32). Offsets and strides between rows are in elements of the arrays' memory; `length`
-    is a multiple of 2 * LANES.
+    """Compute a tile of y (float32). Offsets and strides between rows are in elements of the arrays' memory.
+
+    A long sum may be taken in pieces, so that what is read stays in a cache: this one goes from k_start to k_stop of
+    `length`, all multiples of 2 * LANES. A piece that is not the last leaves its totals in the memory of `totals`
+    (float32, ROWS * COLUMNS * LANES numbers from totals_offset), and one that is not the first begins with them.
 
     w is float32, FP16 or BF16; x is float32 in the order that `pack` gives it (linear.py), or, with 16 lanes and w in
     BF16, BF16 too.
     """
-    arguments = (y, y_offset, y_stride, w, w_offset, w_stride, x, x_offset, x_stride, length, ROWS, COLUMNS, LANES)
+    arguments = (
+        y, y_offset, y_stride, w, w_offset, w_stride, x, x_offset, x_stride, totals, totals_offset, k_start, k_stop,
+        length, ROWS, COLUMNS, LANES,
+    )  # fmt: skip
     rows, columns, lanes = (literal.literal_value for literal in (ROWS, COLUMNS, LANES))
 
     def generate(context: Any, builder: Builder, signature: Any, values: Any) -> Value:
@@ -64,13 +73,24 @@ def _dot_tile(
         w_rows = [builder.gep(w_pointer, [builder.mul(numbers[5], number(row))]) for row in range(rows)]
         x_rows = [builder.gep(x_pointer, [builder.mul(numbers[8], number(column))]) for column in range(columns)]
         step = _Step(builder, w.dtype, x.dtype, lanes, w_rows, x_rows)
-        totals = _loop(builder, step, rows * columns, numbers[9])
-        for column in range(columns):
-            mine = totals[column * rows : (column + 1) * rows]
-            sums = sums_of_four(builder, mine if rows == 4 else mine * 4)
-            if rows == 1:
-                sums = builder.extract_element(sums, ir.Constant(ir.IntType(32), 0))
-            store(builder, sums, y_pointer, builder.mul(numbers[2], number(column)))
+        kept = data_pointer(context, builder, totals, values[9], numbers[10])
+        places = [number(place * lanes) for place in range(rows * columns)]
+        is_first = builder.icmp_signed("==", numbers[11], number(0))
+        starts = _zeros_or_kept(builder, is_first, kept, places, lanes)
+        sums = _loop(builder, step, starts, numbers[11], numbers[12])
+        is_last = builder.icmp_signed("==", numbers[12], numbers[13])
+        with builder.if_else(is_last) as (then, otherwise):
+            with then:
+                for column in range(columns):
+                    place = builder.gep(y_pointer, [builder.mul(numbers[2], number(column))])
+                    mine = sums[column * rows : (column + 1) * rows]
+                    for row in range(0, rows, 4):
+                        four = sums_of_four(builder, mine[row : row + 4] if rows >= 4 else mine * 4)
+                        result = four if rows >= 4 else builder.extract_element(four, ir.Constant(I32, 0))
+                        store(builder, result, place, number(row))
+            with otherwise:
+                for place, total in zip(places, sums, strict=True):
+                    store(builder, total, kept, place)
         return context.get_dummy_value()
 
     return types.void(*arguments), generate
@@ -79,22 +99,35 @@ def _dot_tile(
 dot_tile = instruction(_dot_tile)
 
 
-def _loop(builder: Builder, step: _Step, count: int, length: Value) -> list[Value]:
-    """for k in range(0, length, 2 * lanes): totals = step(k, totals), with the `count` totals in registers."""
+def _zeros_or_kept(builder: Builder, is_first: Value, kept: Value, places: list[Value], lanes: int) -> list[Value]:
+    """What the totals begin with."""
+    before = builder.block
+    with builder.if_then(builder.not_(is_first)):
+        loaded = [load(builder, kept, place, vector_type(lanes)) for place in places]
+        inside = builder.block
+    starts = [builder.phi(vector_type(lanes)) for _ in places]
+    for start, value in zip(starts, loaded, strict=True):
+        start.add_incoming(ir.Constant(start.type, None), before)
+        start.add_incoming(value, inside)
+    return starts
+
+
+def _loop(builder: Builder, step: _Step, starts: list[Value], k_start: Value, k_stop: Value) -> list[Value]:
+    """for k in range(k_start, k_stop, 2 * lanes): totals = step(k, totals), with the totals in registers."""
     before = builder.block
     body, after = builder.append_basic_block("tile_step"), builder.append_basic_block("tile_end")
     builder.branch(body)
     builder.position_at_end(body)
     k = builder.phi(I64)
-    k.add_incoming(number(0), before)
-    totals = [builder.phi(vector_type(step.lanes)) for _ in range(count)]
+    k.add_incoming(k_start, before)
+    totals = [builder.phi(start.type) for start in starts]
     new_totals = step.emit(k, totals)
     next_k = builder.add(k, number(2 * step.lanes))
     k.add_incoming(next_k, body)
-    for total, new_total in zip(totals, new_totals, strict=True):
-        total.add_incoming(ir.Constant(total.type, None), before)  # zeros
+    for total, start, new_total in zip(totals, starts, new_totals, strict=True):
+        total.add_incoming(start, before)
         total.add_incoming(new_total, body)
-    builder.cbranch(builder.icmp_signed("<", next_k, length), body, after)
+    builder.cbranch(builder.icmp_signed("<", next_k, k_stop), body, after)
     builder.position_at_end(after)
     return new_totals
 

@@ -20,13 +20,14 @@ import numpy as np
 
 from cupyllm.ops.cpu.compile import kernel, part
 from cupyllm.ops.cpu.dot_tile import dot_tile
-from cupyllm.ops.cpu.numerics import load_number, silu, store_number
-from cupyllm.ops.cpu.team import share_out
+from cupyllm.ops.cpu.numerics import fetch_ahead, load_number, silu, store_number
+from cupyllm.ops.cpu.team import THREADS, share_out
 
 FEW_TOKENS = 16
-_BLOCK_BYTES_FEW = 1 << 17  # of weights: many times what a thread fetches ahead
-_BLOCK_BYTES_MANY = 1 << 19  # half of a common L2 cache
+_BLOCK_BYTES = 1 << 19  # of weights in a chunk: half of a common L2 cache
 _TOKENS_MANY = 64  # in a chunk
+_GROUP_BYTES = 1 << 15  # of activations: most of a common L1 cache
+_PIECE = 1024  # numbers of a row that are worked on before the next, where a group of whole rows would not fit
 
 
 class LinearKernels(NamedTuple):
@@ -46,7 +47,7 @@ def linear_kernels(lanes: int, bf16_pairs: bool) -> LinearKernels:
         """y (T, N) = norm(x) (T, K) @ w.T (N, K) + bias + residual; an empty array leaves its part out."""
         T, (N, K) = len(x), w.shape
         share_out(team, pack, chunks_of(T, FEW_TOKENS), (packed, x, norm, eps), (PAIRS, LANES))
-        rows, tokens = chunk_shape(T, K * w.itemsize)
+        rows, tokens = chunk_shape(T, N, K * w.itemsize, team[THREADS])
         arguments = (y, w, packed, bias, residual, rows, tokens)
         share_out(team, linear_chunk, chunks_of(N, rows) * chunks_of(T, tokens), arguments, (LANES,))
 
@@ -55,7 +56,7 @@ def linear_kernels(lanes: int, bf16_pairs: bool) -> LinearKernels:
         """y (T, I) = SiLU(gate) * up, where gate and up are norm(x) (T, K) @ w.T (2 * I, K)."""
         T, I, K = len(x), len(w) // 2, w.shape[1]  # noqa: E741
         share_out(team, pack, chunks_of(T, FEW_TOKENS), (packed, x, norm, eps), (PAIRS, LANES))
-        rows, tokens = chunk_shape(T, 2 * K * w.itemsize)
+        rows, tokens = chunk_shape(T, I, 2 * K * w.itemsize, team[THREADS])
         arguments = (y, w, packed, rows, tokens)
         share_out(team, gate_up_chunk, chunks_of(I, rows) * chunks_of(T, tokens), arguments, (LANES,))
 
@@ -69,11 +70,16 @@ def chunks_of(count: int, size: int) -> int:
 
 
 @part
-def chunk_shape(num_tokens: int, row_bytes: int) -> Any:
-    """Rows of weights and tokens in a chunk."""
+def chunk_shape(num_tokens: int, num_rows: int, row_bytes: int, threads: int) -> Any:
+    """Rows of weights and tokens in a chunk.
+
+    A thread that reads weights from memory takes a moment to get into its stride, so chunks are long, but each thread
+    should find a few.
+    """
+    rows = _BLOCK_BYTES // row_bytes
     if num_tokens <= FEW_TOKENS:
-        return max(_BLOCK_BYTES_FEW // row_bytes // 4 * 4, 4), FEW_TOKENS
-    return max(_BLOCK_BYTES_MANY // row_bytes // 4 * 4, 16), _TOKENS_MANY
+        return max(min(rows, num_rows // (4 * threads)) // 8 * 8, 8), FEW_TOKENS
+    return max(rows // 4 * 4, 16), _TOKENS_MANY
 
 
 @part
@@ -83,20 +89,17 @@ def linear_chunk(
     """`rows` columns of y for `tokens` tokens."""
     T, N = y.shape
     token_chunks = chunks_of(T, tokens)
-    n0, t_first = chunk // token_chunks * rows, chunk % token_chunks * tokens
-    n1, t_last = min(n0 + rows, N), min(t_first + tokens, T)
-    group = FEW_TOKENS if T <= FEW_TOKENS else 4
-    for t0 in range(t_first, t_last, group):
-        t1 = min(t0 + group, t_last)
-        products(y, t0, n0, w, n0, n1, packed, t0, t1, LANES)
-        if len(bias):
-            for t in range(t0, t1):
-                for n in range(n0, n1):
-                    y[t, n] += load_number(bias, n)
-        if len(residual):
-            for t in range(t0, t1):
-                for n in range(n0, n1):
-                    y[t, n] += residual[t, n]
+    n0, t0 = chunk // token_chunks * rows, chunk % token_chunks * tokens
+    n1, t1 = min(n0 + rows, N), min(t0 + tokens, T)
+    products(y, t0, n0, w, n0, n1, packed, t0, t1, LANES)
+    if len(bias):
+        for t in range(t0, t1):
+            for n in range(n0, n1):
+                y[t, n] += load_number(bias, n)
+    if len(residual):
+        for t in range(t0, t1):
+            for n in range(n0, n1):
+                y[t, n] += residual[t, n]
 
 
 @part
@@ -104,17 +107,14 @@ def gate_up_chunk(chunk: int, y: Any, w: Any, packed: Any, rows: int, tokens: in
     """`rows` columns of y for `tokens` tokens."""
     T, I = y.shape  # noqa: E741
     token_chunks = chunks_of(T, tokens)
-    n0, t_first = chunk // token_chunks * rows, chunk % token_chunks * tokens
-    n1, t_last = min(n0 + rows, I), min(t_first + tokens, T)
-    group = FEW_TOKENS if T <= FEW_TOKENS else 4
-    gate_up = np.empty((group, 2 * rows), np.float32)
-    for t0 in range(t_first, t_last, group):
-        t1 = min(t0 + group, t_last)
-        products(gate_up, 0, 0, w, n0, n1, packed, t0, t1, LANES)
-        products(gate_up, 0, rows, w, I + n0, I + n1, packed, t0, t1, LANES)
-        for t in range(t1 - t0):
-            for n in range(n1 - n0):
-                y[t0 + t, n0 + n] = silu(gate_up[t, n]) * gate_up[t, rows + n]
+    n0, t0 = chunk // token_chunks * rows, chunk % token_chunks * tokens
+    n1, t1 = min(n0 + rows, I), min(t0 + tokens, T)
+    gate_up = np.empty((t1 - t0, 2 * rows), np.float32)
+    products(gate_up, 0, 0, w, n0, n1, packed, t0, t1, LANES)
+    products(gate_up, 0, rows, w, I + n0, I + n1, packed, t0, t1, LANES)
+    for t in range(t1 - t0):
+        for n in range(n1 - n0):
+            y[t0 + t, n0 + n] = silu(gate_up[t, n]) * gate_up[t, rows + n]
 
 
 @part
@@ -123,26 +123,58 @@ def products(
 ) -> None:
     """y[row:, column:] = the products of tokens start:stop and the rows first:last of w."""
     K, stride = w.shape[1], y.shape[1]
-    n = first
-    while n + 4 <= last:
-        t = start
-        while t + 4 <= stop:
-            place = (row + t - start) * stride + column + n - first
-            dot_tile(y, place, stride, w, n * K, K, packed, t * K, K, K, 4, 4, LANES)
-            t += 4
-        if t + 2 <= stop:
-            place = (row + t - start) * stride + column + n - first
-            dot_tile(y, place, stride, w, n * K, K, packed, t * K, K, K, 4, 2, LANES)
-            t += 2
-        if t < stop:
-            place = (row + t - start) * stride + column + n - first
-            dot_tile(y, place, stride, w, n * K, K, packed, t * K, K, K, 4, 1, LANES)
-        n += 4
-    while n < last:
+    if stop - start == 1:
+        one_token(y, row, column, w, first, last, packed, start, LANES)
+        return
+    few = stop - start <= FEW_TOKENS
+    piece = K if few else min(K, _PIECE)
+    group = FEW_TOKENS if few else max(_GROUP_BYTES // (piece * packed.itemsize) // 4 * 4, 4)
+    totals = np.empty((stop - start) * (last - first) * LANES if piece < K else 0, np.float32)
+    for k0 in range(0, K, piece):
+        k1 = min(k0 + piece, K)
+        for t0 in range(start, stop, group):
+            t1 = min(t0 + group, stop)
+            for n in range(first, last - 3, 4):
+                if few:  # all that the next rows need, while these are worked on
+                    fetch_ahead(w, (n + 4) * K, 4 * K)
+                kept = ((t0 - start) * (last - first) + (n - first) * (t1 - t0)) * LANES
+                four_rows(y, row + t0 - start, column + n - first, w, n, packed, t0, t1, totals, kept, k0, k1, LANES)
+    for n in range(last - (last - first) % 4, last):  # the rest
         for t in range(start, stop):
             place = (row + t - start) * stride + column + n - first
-            dot_tile(y, place, stride, w, n * K, K, packed, t * K, K, K, 1, 1, LANES)
+            dot_tile(y, place, stride, w, n * K, K, packed, t * K, K, totals, 0, 0, K, K, 1, 1, LANES)
+
+
+@part
+def one_token(y: Any, row: int, column: int, w: Any, first: int, last: int, packed: Any, t: int, LANES: int) -> None:
+    """y[row, column:] = the products of token t and the rows first:last of w, 8 rows at a time: the more rows, the more
+    reads from memory are under way.
+    """
+    K, place, n = w.shape[1], row * y.shape[1] + column, first
+    while n + 8 <= last:
+        dot_tile(y, place + n - first, 0, w, n * K, K, packed, t * K, 0, y, 0, 0, K, K, 8, 1, LANES)
+        n += 8
+    while n < last:
+        dot_tile(y, place + n - first, 0, w, n * K, K, packed, t * K, 0, y, 0, 0, K, K, 1, 1, LANES)
         n += 1
+
+
+@part
+def four_rows(
+    y: Any, row: int, column: int, w: Any, n: int, packed: Any, start: int, stop: int,
+    totals: Any, kept: int, k0: int, k1: int, LANES: int,
+) -> None:  # fmt: skip
+    """The products of tokens start:stop and the rows n to n + 3 of w, from k0 to k1."""
+    K, stride = w.shape[1], y.shape[1]
+    t, place = start, row * stride + column
+    while t + 4 <= stop:
+        dot_tile(y, place, stride, w, n * K, K, packed, t * K, K, totals, kept, k0, k1, K, 4, 4, LANES)
+        t, place, kept = t + 4, place + 4 * stride, kept + 16 * LANES
+    if t + 2 <= stop:
+        dot_tile(y, place, stride, w, n * K, K, packed, t * K, K, totals, kept, k0, k1, K, 4, 2, LANES)
+        t, place, kept = t + 2, place + 2 * stride, kept + 8 * LANES
+    if t < stop:
+        dot_tile(y, place, stride, w, n * K, K, packed, t * K, K, totals, kept, k0, k1, K, 4, 1, LANES)
 
 
 @part
@@ -169,5 +201,5 @@ def pack(chunk: int, packed: Any, x: Any, norm: Any, eps: float, PAIRS: bool, LA
 def inverse_root_mean_square(x: Any, offset: int, length: int, eps: float, LANES: int) -> Any:
     """1 / sqrt(mean(x ** 2) + eps) of `length` numbers of x's memory."""
     squares = np.empty(1, np.float32)
-    dot_tile(squares, 0, 0, x, offset, 0, x, offset, 0, length, 1, 1, LANES)
+    dot_tile(squares, 0, 0, x, offset, 0, x, offset, 0, squares, 0, 0, length, length, 1, 1, LANES)
     return np.float32(1) / np.sqrt(squares[0] / np.float32(length) + np.float32(eps))

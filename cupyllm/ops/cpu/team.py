@@ -31,7 +31,7 @@ from cupyllm.ops.cpu.compile import instruction, kernel, part
 from cupyllm.ops.cpu.vectors import I32, I64, Builder, Value, data_pointer, number
 
 # Places in a team's memory: 8 numbers are a cache line, so that waiting for one does not slow writing another.
-TICKET, DONE, FUNCTION, ARGUMENTS, COUNT, STOP, _SIZE = 0, 8, 16, 17, 18, 24, 32
+TICKET, DONE, FUNCTION, ARGUMENTS, COUNT, THREADS, STOP, _SIZE = 0, 8, 16, 17, 18, 19, 24, 32
 _IS_X86 = platform.machine() in ("x86_64", "AMD64")
 _SPINS = 2000  # looks at the ticket before an idle thread lets others run between them
 _YIELDS = 2000  # and then before it goes to sleep
@@ -42,6 +42,7 @@ class Team:
 
     def __init__(self, threads: int) -> None:
         self._memory = np.zeros(_SIZE, np.int64)
+        self._memory[THREADS] = threads
         self._lock = threading.Lock()
         self._wake = [threading.Event() for _ in range(threads - 1)]
         for event in self._wake:

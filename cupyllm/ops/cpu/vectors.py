@@ -60,6 +60,14 @@ def store(builder: Builder, value: Value, pointer: Value, offset: Value) -> None
     builder.store(value, builder.bitcast(place, value.type.as_pointer()), align=1)
 
 
+def prefetch(builder: Builder, pointer: Value) -> None:
+    """Have the line at `pointer` brought into the L2 cache. Any address will do: this never faults."""
+    signature = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
+    function = cgutils.get_or_insert_function(builder.module, signature, "llvm.prefetch.p0")
+    read, keep_in_l2, data = (ir.Constant(I32, value) for value in (0, 2, 1))
+    builder.call(function, [pointer, read, keep_in_l2, data])
+
+
 def load_pairs(builder: Builder, pointer: Value, offset: Value, lanes: int) -> Value:
     """2 * lanes bf16 numbers as `lanes` whole numbers of 32 bits: the even ones are the lower halves."""
     return load(builder, pointer, offset, ir.VectorType(I32, lanes))
