@@ -308,6 +308,6 @@ def test_the_demo_model_answers_as_with_the_reference(kv_cache_dtype: str) -> No
     question, greedy = [{"role": "user", "content": "What is a page table?"}], SamplingParams(temperature=0)
     ours = LLM("demo", device="cpu", kv_cache_dtype=kv_cache_dtype, kv_cache_gib=0.05)
     theirs = LLM("demo", device="reference", kv_cache_gib=0.05)
-    assert ours.engine.cache.keys[0].dtype == (np.uint16 if kv_cache_dtype == "bfloat16" else np.float32)
-    assert isinstance(ours.engine.ops, CpuOps)
+    assert ours.engine.runner.cache.keys[0].dtype == (np.uint16 if kv_cache_dtype == "bfloat16" else np.float32)
+    assert isinstance(ours.engine.runner.ops, CpuOps)
     assert ours.chat(question, greedy)[0].outputs[0].text == theirs.chat(question, greedy)[0].outputs[0].text
