@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from cupyllm.api.body import parse_json_object, read_body
 from cupyllm.api.chat_turn import ChatTurn, MessageDelta, finished_messages, message_deltas, prepare_turn, start_turn
 from cupyllm.api.errors import json_response
-from cupyllm.api.generation import Generation, last_figures
+from cupyllm.api.generation import Generation, last_figures, usage_so_far
 from cupyllm.api.protocol.beams import read_beams
 from cupyllm.api.protocol.chat import ChatRequest, chat_choice, chunk_choice, chunk_delta
 from cupyllm.api.protocol.logprobs import chat_logprobs, prompt_logprobs
@@ -109,15 +109,14 @@ async def _chunks(
     very end one with usage or timings, if asked.
     """
     head = head | {"object": "chat.completion.chunk"}
-    if ask.include_usage:
-        head["usage"] = None
     for index in range(ask.n):
         chunk = head | {"choices": [chunk_choice(index, {"role": "assistant", "content": ""})]}
+        chunk |= usage_so_far(generation, ask)
         yield chunk | {"prompt_token_ids": turn.prompt_ids} if ask.return_token_ids and index == 0 else chunk
     async for new in message_deltas(generation, turn):
         logprobs = chat_logprobs(tokenizer, new.delta.token_ids, new.delta.logprobs)
         for choice in _chunk_choices(new, logprobs, ask.return_token_ids):
-            yield head | {"choices": [choice]}
+            yield head | {"choices": [choice]} | usage_so_far(generation, ask)
     if ask.include_usage or ask.return_timings:
         yield head | {"choices": []} | last_figures(generation, ask)
 

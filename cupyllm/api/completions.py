@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from cupyllm.api.body import parse_json_object, read_body
 from cupyllm.api.engine_request import EngineRequest
 from cupyllm.api.errors import json_response
-from cupyllm.api.generation import Answer, Delta, Generation, last_figures, start_generation
+from cupyllm.api.generation import Answer, Delta, Generation, last_figures, start_generation, usage_so_far
 from cupyllm.api.protocol.beams import read_beams
 from cupyllm.api.protocol.completions import DEFAULT_MAX_TOKENS, CompletionRequest, text_choice
 from cupyllm.api.protocol.logprobs import TextLogprobs, prompt_logprobs
@@ -181,10 +181,8 @@ async def _chunks(writer: _Writer, head: dict[str, Any]) -> AsyncIterator[dict[s
     asked.
     """
     ask = writer.ask
-    if ask.include_usage:
-        head = head | {"usage": None}
     async for delta in writer.generation.deltas():
         choice = writer.choice(delta.choice, delta.choice // ask.n, delta.text, delta, delta.finish_reason)
-        yield head | {"choices": [choice]}
+        yield head | {"choices": [choice]} | usage_so_far(writer.generation, ask)
     if ask.include_usage or ask.return_timings:
         yield head | {"choices": []} | last_figures(writer.generation, ask)

@@ -225,7 +225,13 @@ async def start_generation(
 ) -> Generation:
     """Wait until the engine has taken the request. Raises what EngineWorker.submit raises."""
     return Generation(state, request, await state.worker.submit(asked), marks)
-    return Generation(state, request, await state.worker.submit(asked))
+
+
+def usage_so_far(generation: Generation, ask: SharedRequest) -> dict[str, Any]:
+    """The usage of a chunk before the last: null where only the last one's was asked for."""
+    if not ask.include_usage:
+        return {}
+    return {"usage": generation.usage() if ask.continuous_usage else None}
 
 
 def last_figures(generation: Generation, ask: SharedRequest) -> dict[str, Any]:

@@ -93,6 +93,20 @@ def test_a5_usage_is_the_same_streamed_and_plain(server: LiveServer, n: int) -> 
 
 
 @pytest.mark.parametrize("path", ROUTES)
+def test_a5_usage_in_every_chunk_grows_to_that_of_the_last(server: LiveServer, path: str) -> None:
+    base: dict[str, Any] = {"messages": MESSAGES} if path == CHAT else {"prompt": "the weather in"}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = frames(server.post(path, base | GREEDY | {"stream": True, "stream_options": options}))[:-1]
+    counts = [event["usage"]["completion_tokens"] for event in events]
+    assert counts == sorted(counts)
+    assert counts[-1] == sum(
+        len(choice["token_ids"]) for e in events for choice in e["choices"] if "token_ids" in choice
+    )
+    unasked = server.post(path, base | {"stream": True, "stream_options": {"continuous_usage_stats": True}})
+    assert not any("usage" in event for event in frames(unasked)[:-1])
+
+
+@pytest.mark.parametrize("path", ROUTES)
 def test_a6_a_temperature_near_zero_is_greedy_beside_hot_neighbours(server: LiveServer, path: str) -> None:
     greedy = token_ids(server, path)
     cold = [0, 1e-12, 1e-5, 1e-4]

@@ -107,9 +107,12 @@ class StrictModel(BaseModel):
 
 
 class StreamOptions(StrictModel):
-    """`include_usage`: one more chunk at the end of a stream, with the token counts."""
+    """`include_usage`: one more chunk at the end of a stream, with the token counts. With `continuous_usage_stats`, as
+    vLLM has it, every chunk has those so far.
+    """
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
     include_obfuscation: Ignored = None
 
 
@@ -175,6 +178,10 @@ class SharedRequest(SamplingFields):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def num_logprobs(self) -> int | None:
