@@ -19,8 +19,3 @@ def test_the_blocks_run_one_after_another_and_answer(capsys: pytest.CaptureFixtu
     assert "What is a page table?" in shown
     assert "FinishReason." in shown
     assert shown.rstrip().endswith(str(names["llm"].tokenizer.decode(names["sequence"].output_ids)).rstrip())  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"\]\(([^)#]+)", TOUR))))
-def test_every_link_leads_somewhere(target: str) -> None:
-    assert (DOCS / target).exists()
