@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from cupyllm.api.app import make_app
 from cupyllm.api.command_line import help_text, read_arguments
-from cupyllm.api.serve import bind_socket, configure_logging, serve
+from cupyllm.api.logs import configure_logging
+from cupyllm.api.serve import bind_socket, serve
 from cupyllm.errors import CupyllmError
 from cupyllm.startup import LoadedModel, load_engine
 
@@ -19,7 +20,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     try:
         config = read_arguments(arguments)
-        configure_logging(config.log_level)
+        configure_logging(config.log_level, config.log_format)
         with bind_socket(config.host, config.port) as listener:
             loaded = load_engine(config, show_progress=sys.stderr.isatty())
             app = make_app(loaded, config)

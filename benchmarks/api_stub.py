@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 from cupyllm.api.app import make_app
-from cupyllm.api.serve import bind_socket, configure_logging, serve
+from cupyllm.api.logs import configure_logging
+from cupyllm.api.serve import bind_socket, serve
 from cupyllm.config import ServerConfig
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.sampling_batch import SampleResult
@@ -135,7 +136,7 @@ def _serve(max_streams: int, pace: Synchronized[float], stall: Synchronized[floa
         max_step_tokens=64 * max_streams,
         max_waiting=4 * max_streams,
     )
-    configure_logging(config.log_level)
+    configure_logging(config.log_level, config.log_format)
     loaded = load_engine(config, show_progress=False)
     ops = loaded.engine.ops = _StubOps(pace)
     loaded.tokenizer.__class__ = _TimeTokenizer

@@ -129,6 +129,7 @@ class ServerConfig(EngineConfig):
     watchdog_seconds   a step that takes longer makes /health say 503
     max_body_bytes     largest request body; a larger one is refused with 413
     log_level          "debug", "info", "warning" or "error"
+    log_format         of the log on stderr: "text", or "json" for one JSON object a line
     """
 
     served_model_name: str | None = None
@@ -141,6 +142,7 @@ class ServerConfig(EngineConfig):
     watchdog_seconds: float = 60.0
     max_body_bytes: int = 8 * 2**20
     log_level: str = "info"
+    log_format: Literal["text", "json"] = "text"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -60,6 +60,8 @@ class EngineStats:
     num_cached_pages: int
     num_free_pages: int
     num_preemptions: int
+    num_prefix_queries: int  # prompt tokens that were looked up in the prefix cache
+    num_prefix_hits: int  # and found there
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,8 @@ class Engine:
             allocator.num_cached,
             allocator.num_free,
             scheduler.num_preemptions,
+            scheduler.num_prefix_queries,
+            scheduler.num_prefix_hits,
         )
 
     def check(self, prompt_ids: Seq[int], params: SamplingParams) -> None:

@@ -53,6 +53,8 @@ class Scheduler:
         self.decoding: list[Sequence] = []
         self.paused: list[Sequence] = []
         self.num_preemptions = 0
+        self.num_prefix_queries = 0  # prompt tokens of sequences when they were admitted first
+        self.num_prefix_hits = 0  # and those of them that the prefix cache knew
         self._page_copies: list[tuple[int, int]] = []
         self._forked: list[Sequence] = []  # decode rows that may stand in a page they share
 
@@ -266,6 +268,9 @@ class Scheduler:
         sequence.num_computed = len(hits) * self.page_size
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens = sequence.num_computed
+            if self.prefix_cache is not None and sequence.readout is None:
+                self.num_prefix_queries += sequence.num_tokens
+                self.num_prefix_hits += sequence.num_computed
         insort(self.prefilling, sequence, key=by_rank)
         return True
 

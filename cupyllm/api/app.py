@@ -14,8 +14,9 @@ from starlette.middleware.cors import CORSMiddleware
 
 from cupyllm.api import chat, completions, embeddings, health, models, openapi, responses, tokenize
 from cupyllm.api.errors import routing_error
+from cupyllm.api.metrics import Metrics
 from cupyllm.api.middleware import AccessCheck, Errors, RequestIds
-from cupyllm.api.state import ServerState
+from cupyllm.api.state import ServerState, served_name
 from cupyllm.api.worker import EngineWorker
 from cupyllm.config import ServerConfig
 from cupyllm.errors import ConfigError
@@ -35,7 +36,8 @@ def make_app(loaded: LoadedModel, config: ServerConfig) -> Starlette:
         lifespan=_engine_thread,
     )
     app.router.redirect_slashes = False  # a wrong path is a 404, not a redirect that drops the body
-    app.state.server = ServerState(config, loaded, worker, created=int(time.time()), needs_key=bool(keys))
+    metrics = Metrics(worker, served_name(config))
+    app.state.server = ServerState(config, loaded, worker, metrics, created=int(time.time()), needs_key=bool(keys))
     return app
 
 

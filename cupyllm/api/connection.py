@@ -19,6 +19,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cupyllm.api.errors import ApiError, error_object, json_response
+from cupyllm.api.state import state_of
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Connection(H11Protocol):
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             request_id = f"req_{uuid.uuid4().hex}"
             log.info("%s refused with 400: not valid HTTP", request_id)
+            state_of(self.config.app).metrics.refuse(400)
             error = ApiError(400, f"the request is not valid HTTP, or its head is longer than {MAX_HEAD_BYTES} bytes")
             status, body, _ = error_object(error, request_id)
             answer = json_response(body, status=status, headers={"connection": "close", "x-request-id": request_id})

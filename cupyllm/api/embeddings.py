@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +14,15 @@ from starlette.routing import Route
 from cupyllm.api.body import parse_json_object, read_body
 from cupyllm.api.engine_request import EngineRequest
 from cupyllm.api.errors import json_response
+from cupyllm.api.live_request import LiveRequest
 from cupyllm.api.protocol.embeddings import EmbeddingRequest, encoded
 from cupyllm.api.protocol.shared import read_request
+from cupyllm.api.request_log import RequestLog
 from cupyllm.api.sse import unless_client_leaves
 from cupyllm.api.state import ServerState, server_state
 from cupyllm.errors import EngineError, RequestError
 from cupyllm.sampling import SamplingParams
-
-log = logging.getLogger(__name__)
+from cupyllm.sequence import FinishReason
 
 _GROUP_SIZE = 64
 _READ_ONLY = SamplingParams(max_tokens=0)
@@ -38,15 +37,7 @@ async def embeddings(request: Request) -> Response:
     state = server_state(request)
     body = await read_body(request, state.config.max_body_bytes)
     asked = await run_in_threadpool(_prepare, body, state)
-    vectors = await unless_client_leaves(request.receive, _embed(asked, state))
-    log.info(
-        "%s %s prompt_tokens=%d inputs=%d total_s=%.3f",
-        request.state.request_id,
-        request.url.path,
-        asked.num_tokens,
-        len(vectors),
-        time.monotonic() - request.state.arrived,
-    )
+    vectors = await unless_client_leaves(request.receive, _embed(asked, state, request))
     return await run_in_threadpool(_answer, asked, vectors, state)
 
 
@@ -90,20 +81,36 @@ def _group(prompts: list[list[int]], priority: int, state: ServerState) -> Engin
     return EngineRequest(prompts, [_READ_ONLY] * len(prompts), priority, pooling=pooling)
 
 
-async def _embed(asked: _Asked, state: ServerState) -> list[np.ndarray]:
+async def _embed(asked: _Asked, state: ServerState, request: Request) -> list[np.ndarray]:
     """The pooled hidden state of every input. Raises what EngineWorker.submit raises, and EngineError."""
-    pooled: list[np.ndarray] = []
-    for group in asked.groups:
-        live = await state.worker.submit(group)
-        try:
-            for _ in group.prompts:
-                await live.next_event()
-            pooled += live.work.embeddings()
-        finally:
-            live.close()
-    if not all(np.isfinite(vector).all() for vector in pooled):
-        raise EngineError("the model gave no finite hidden states; the checkpoint or its dtype is damaged")
-    return pooled
+    first, *others = asked.groups
+    live = await state.worker.submit(first)
+    request_log, works = RequestLog(state, request, asked.num_tokens), [live.work]
+    reason = FinishReason.ABORT
+    try:
+        pooled = await _vectors(live)
+        for group in others:
+            live = await state.worker.submit(group)
+            works.append(live.work)
+            pooled += await _vectors(live)
+        if not all(np.isfinite(vector).all() for vector in pooled):
+            raise EngineError("the model gave no finite hidden states; the checkpoint or its dtype is damaged")
+        reason = FinishReason.STOP
+        return pooled
+    except EngineError:
+        reason = FinishReason.ERROR
+        raise
+    finally:
+        request_log.end(works, {reason}, [])
+
+
+async def _vectors(live: LiveRequest) -> list[np.ndarray]:
+    try:
+        for _ in live.asked.prompts:
+            await live.next_event()
+        return live.work.embeddings()
+    finally:
+        live.close()
 
 
 def _answer(asked: _Asked, pooled: list[np.ndarray], state: ServerState) -> Response:

@@ -86,6 +86,12 @@ class EngineWork:
         """How often its sequences were preempted; those of beams are not counted."""
         return sum(sequence.num_preemptions for sequence in self.sequences)
 
+    @property
+    def started_at(self) -> float | None:
+        """When the first of its prompts began to run, in seconds of time.monotonic; None before that."""
+        starts = [sequence.started_at for sequence in self.prompt_sequences]
+        return min((start for start in starts if start is not None), default=None)
+
     def add_to(self, engine: Engine) -> None:
         """Queue everything. Raises what Engine.add raises; what had been queued until then must be aborted."""
         asked = self.asked

@@ -5,7 +5,6 @@ Both routes use it, streaming or not, so that all four give the same text.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from starlette.requests import Request
 from cupyllm.api.engine_request import EngineRequest
 from cupyllm.api.live_request import LiveRequest
 from cupyllm.api.protocol.shared import SharedRequest
+from cupyllm.api.request_log import RequestLog
 from cupyllm.api.state import ServerState
 from cupyllm.errors import EngineError
 from cupyllm.output import OutputText
@@ -23,8 +23,6 @@ from cupyllm.reasoning import ThinkTokens
 from cupyllm.sampling_batch import TokenLogprobs
 from cupyllm.sequence import FinishReason
 from cupyllm.step_result import TokenEvent
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,7 @@ class _Choice:
 
     text: OutputText
     num_tokens: int = 0
+    last_token: float | None = None  # when it came, in seconds of time.monotonic
     unsent_ids: list[int] = field(default_factory=list)
     unsent_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
@@ -99,20 +98,22 @@ class Generation:
             for _ in range(params.n)
         ]
         self._open_choices = set(range(len(self._choices)))
-        self._request_id: str = request.state.request_id
-        self._route = request.url.path
-        self._arrived: float = request.state.arrived
-        self._first_token: float | None = None
+        self._log = RequestLog(state, request, sum(map(len, live.asked.prompts)))
         self._failed = False
         self._closed = False
 
     async def deltas(self) -> AsyncIterator[Delta]:
         """The answer as it comes, all choices mixed, until each has ended. Raises EngineError."""
         while self._open_choices:
-            number, event = await self._next_event()
+            number, event, came = await self._next_event()
             if number not in self._open_choices:
                 continue  # it was ended while this token was on its way
-            delta = self._choices[number].push(number, event)
+            choice = self._choices[number]
+            if event.token_id is not None:
+                self._log.token(came, choice.last_token)
+                if not self._live.asked.beams:  # their tokens come all at once
+                    choice.last_token = came
+            delta = choice.push(number, event)
             if delta is None:
                 continue
             if delta.finish_reason is not None:
@@ -170,11 +171,11 @@ class Generation:
     def timings(self) -> dict[str, Any]:
         """Where the time of the request went until now: see protocol.answers.Timings."""
         now = time.monotonic()
-        first_token = now if self._first_token is None else self._first_token
-        started = [sequence.started_at for sequence in self._live.work.prompt_sequences]
-        start = min((time for time in started if time is not None), default=first_token)
+        first_token = now if self._log.first_token is None else self._log.first_token
+        start = self._live.work.started_at
+        start = first_token if start is None else start
         return {
-            "queue_ms": round(1e3 * (start - self._arrived), 3),
+            "queue_ms": round(1e3 * (start - self._log.arrived), 3),
             "prefill_ms": round(1e3 * (first_token - start), 3),
             "decode_ms": round(1e3 * (now - first_token), 3),
             "cached_tokens": self._live.num_cached_tokens,
@@ -183,41 +184,29 @@ class Generation:
 
     def close(self) -> None:
         """End the request in the engine and log it. Harmless to call again."""
-        if self._closed:
-            return
-        self._closed = True
-        self._live.close()
-        usage, now = self.usage(), time.monotonic()
-        log.info(
-            "%s %s prompt_tokens=%d cached_tokens=%d output_tokens=%d finish=%s first_token_s=%s total_s=%.3f",
-            self._request_id,
-            self._route,
-            usage["prompt_tokens"],
-            self._live.num_cached_tokens,
-            usage["completion_tokens"],
-            self._outcome(),
-            "-" if self._first_token is None else f"{self._first_token - self._arrived:.3f}",
-            now - self._arrived,
-        )
+        if not self._closed:
+            self._closed = True
+            self._live.close()
+            self._log.end([self._live.work], self._reasons(), [choice.num_tokens for choice in self._choices])
 
     def _thinking_prompts(self) -> list[bool]:
         """Whether each prompt has begun the reasoning."""
         return [self._marks is not None and self._marks.left_open(prompt) for prompt in self._live.asked.prompts]
 
-    async def _next_event(self) -> tuple[int, TokenEvent]:
+    async def _next_event(self) -> tuple[int, TokenEvent, float]:
         try:
-            number, event = await self._live.next_event()
+            number, event, came = await self._live.next_event()
         except EngineError:
             self._failed = True
             raise
-        self._first_token = self._first_token or time.monotonic()
-        return number, event
+        self._failed = self._failed or event.finish_reason is FinishReason.ERROR
+        return number, event, came
 
-    def _outcome(self) -> str:
-        reasons = {choice.text.finish_reason for choice in self._choices}
-        if self._failed or FinishReason.ERROR in reasons:
-            return "error"
-        return "+".join(sorted("abort" if reason is None else reason.value for reason in reasons))
+    def _reasons(self) -> set[FinishReason]:
+        """Why the choices ended; one that fails takes the others with it."""
+        if self._failed:
+            return {FinishReason.ERROR}
+        return {choice.text.finish_reason or FinishReason.ABORT for choice in self._choices}
 
 
 async def start_generation(

@@ -1,4 +1,4 @@
-"""GET /health, /ready and /version. None of them makes the model work, so they answer while it is busy.
+"""GET /health, /ready, /metrics and /version. None of them makes the model work, so they answer while it is busy.
 
 /health is for restarting: 503 when the engine is dead, stuck, or fails every step. /ready is for routing: 503 also
 while the server is stopping or its queue is full.
@@ -6,6 +6,7 @@ while the server is stopping or its queue is full.
 
 from __future__ import annotations
 
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -19,6 +20,7 @@ def routes() -> list[Route]:
     return [
         Route("/health", health, methods=["GET"]),
         Route("/ready", ready, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
         Route("/version", version, methods=["GET"]),
     ]
 
@@ -40,6 +42,11 @@ async def ready(request: Request) -> Response:
     if refusal is not None:
         raise UnavailableError(refusal)
     return json_response({"status": "ready"})
+
+
+async def metrics(request: Request) -> Response:
+    """Counters and histograms for Prometheus."""
+    return Response(server_state(request).metrics.text(), headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
 
 
 async def version(request: Request) -> Response:

@@ -52,13 +52,16 @@ class LiveRequest:
         item = await self._next()
         assert item is ADMITTED
 
-    async def next_event(self) -> tuple[int, TokenEvent]:
-        """The next token event and the choice it is for. Raises EngineError when the engine failed."""
-        choice, event = await self._next()
-        return choice, event
+    async def next_event(self) -> tuple[int, TokenEvent, float]:
+        """The next token event, the choice it is for and when it came, in seconds of time.monotonic.
+
+        Raises EngineError when the engine failed.
+        """
+        choice, event, came = await self._next()
+        return choice, event, came
 
     def deliver(self, item: Any) -> None:
-        """Hand over ADMITTED, an exception, or (choice, event). Where too much waits, an error ends the request."""
+        """Hand over ADMITTED, an exception, or (choice, event, time). Where too much waits, an error is the last."""
         if self._items.qsize() == self._most_unread:
             message = f"the client reads too slowly: {self._most_unread} tokens are waiting for it"
             item = ApiError(408, message, code="client_too_slow")

@@ -23,10 +23,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cupyllm.api.body import ClosingResponse
 from cupyllm.api.connection import MAX_HEAD_BYTES
 from cupyllm.api.errors import ApiError, error_object, json_response
+from cupyllm.api.state import state_of
 
 log = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health"})
+PROBES = frozenset({"/health", "/ready"})  # their 503 refuses no request
 _HARMLESS_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
@@ -45,16 +47,28 @@ class RequestIds:
         request_id = given if _HARMLESS_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
         scope.setdefault("state", {}).update(request_id=request_id, arrived=time.monotonic())
 
-        method, path = scope["method"], scope["path"]
-
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)["x-request-id"] = request_id
                 if message["status"] >= 400:
-                    log.info("%s %.20s %.200r refused with %d", request_id, method, path, message["status"])
+                    self._note_error(scope, message["status"])
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+    def _note_error(self, scope: Scope, status: int) -> None:
+        method, path, state = scope["method"], scope["path"], scope["state"]
+        was_started = state.get("was_started", False)  # then it counts among those that ended with an error
+        log.info(
+            "%s %.20s %.200r %s with %d",
+            state["request_id"],
+            method,
+            path,
+            "failed" if was_started else "refused",
+            status,
+        )
+        if not was_started and path not in PROBES:
+            state_of(scope["app"]).metrics.refuse(status)
 
 
 class Errors:

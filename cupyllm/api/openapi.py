@@ -53,12 +53,14 @@ class Bodies:
 
     event    of each event of a streamed answer, where the route can stream
     refusals statuses that only some routes have
+    media_type of the answer
     """
 
     request: Any
     answer: Any
     event: Any = None
     refusals: tuple[int, ...] = ()
+    media_type: str = "application/json"
 
 
 _ENGINE = (404, 429, 503)  # what can come where the model is named, queued for and run
@@ -73,6 +75,7 @@ _BODIES: dict[Callable[..., Any], Bodies] = {
     models.retrieve_model: Bodies(None, answers.ModelCard, None, (404,)),
     health.health: Bodies(None, answers.Status, None, (503,)),
     health.ready: Bodies(None, answers.Status, None, (503,)),
+    health.metrics: Bodies(None, str, media_type="text/plain"),
     health.version: Bodies(None, answers.Version),
     openapi: Bodies(None, Json),
 }
@@ -116,7 +119,7 @@ def document(all_routes: Iterable[BaseRoute], *, needs_key: bool, strict: bool) 
 
 def _operation(route: Route, path: str, refs: dict[Any, Json]) -> Json:
     bodies = _BODIES[route.endpoint]
-    content: Json = {"application/json": {"schema": refs[bodies.answer]}}
+    content: Json = {bodies.media_type: {"schema": refs[bodies.answer]}}
     if bodies.event is not None:  # OpenAPI 3.1 has no word for the type of an event
         events = {"type": "string", "description": "with `stream`: events, each `data: ` and one JSON value"}
         content["text/event-stream"] = {"schema": events, "x-event-schema": refs[bodies.event]}

@@ -81,12 +81,6 @@ def uvicorn_options(app: Starlette) -> uvicorn.Config:
     )
 
 
-def configure_logging(level: str) -> None:
-    """One line per event on stderr."""
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
-
-
 class _Server(uvicorn.Server):
     """uvicorn's server without its signal handlers."""
 

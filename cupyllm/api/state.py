@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from starlette.requests import Request
 
+from cupyllm.api.metrics import Metrics
 from cupyllm.api.worker import EngineWorker
 from cupyllm.config import ServerConfig
 from cupyllm.errors import RequestError
@@ -21,12 +22,13 @@ class ServerState:
     config: ServerConfig
     loaded: LoadedModel
     worker: EngineWorker
+    metrics: Metrics
     created: int  # seconds since 1970
     needs_key: bool
 
     @property
     def model_name(self) -> str:
-        return self.config.served_model_name or Path(self.config.model).name
+        return served_name(self.config)
 
     def check_model_name(self, name: str | None) -> None:
         """Raise RequestError (model_not_found) for any name but the served one; no name means that one."""
@@ -34,6 +36,16 @@ class ServerState:
             raise RequestError(f"the model {name[:200]!r} does not exist", code="model_not_found")
 
 
+def served_name(config: ServerConfig) -> str:
+    """What clients call the model."""
+    return config.served_model_name or Path(config.model).name
+
+
 def server_state(request: Request) -> ServerState:
     """The server that a request came to."""
-    return cast(ServerState, request.app.state.server)
+    return state_of(request.app)
+
+
+def state_of(app: Any) -> ServerState:
+    """The server of an application that app.py made."""
+    return cast(ServerState, app.state.server)

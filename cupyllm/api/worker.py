@@ -25,6 +25,7 @@ from typing import Any
 from cupyllm.api.engine_request import EngineRequest
 from cupyllm.api.errors import UnavailableError
 from cupyllm.api.live_request import ADMITTED, LiveRequest
+from cupyllm.api.tally import Tally
 from cupyllm.api.waiting_count import WaitingCount
 from cupyllm.beam_search import BeamSearch
 from cupyllm.engine import Engine, EngineStats
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 # So many failed steps in a row are taken for damage that stays, such as a GPU that needs a reset.
 FAILED_STEPS_UNTIL_UNWELL = 3
+# Seconds, for the histogram of what steps take.
+STEP_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
 
 class EngineWorker:
@@ -56,6 +59,7 @@ class EngineWorker:
         self._step_started: float | None = None
         self._failed_in_a_row = 0
         self.num_failed_steps = 0
+        self.step_seconds = Tally(STEP_BOUNDS)
         self.draining = False
 
     # The event loop's side.
@@ -204,7 +208,7 @@ class EngineWorker:
         self._waiting.left(request.asked.num_waiting)
 
     def _step(self) -> None:
-        self._step_started = time.monotonic()
+        started = self._step_started = time.monotonic()
         try:
             events = self._engine.step()
         except Exception:
@@ -215,6 +219,7 @@ class EngineWorker:
             self._fail_owners(EngineError("a step of the engine failed"))
         else:
             self._failed_in_a_row = 0
+            self.step_seconds.add(time.monotonic() - started)
             self._dispatch(events)
         finally:
             self._step_started = None
@@ -245,5 +250,6 @@ class EngineWorker:
 
 
 def _deliver(items: list[tuple[LiveRequest, int, TokenEvent]]) -> None:
+    now = time.monotonic()
     for request, choice, event in items:
-        request.deliver((choice, event))
+        request.deliver((choice, event, now))

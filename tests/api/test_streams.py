@@ -90,5 +90,5 @@ def test_a_finished_request_is_one_line_without_text(server: LiveServer, caplog:
     server.post(CHAT, {"messages": messages, "max_tokens": 3}, headers={"x-request-id": "logged-1"})
     (line,) = [record.message for record in caplog.records if record.message.startswith("logged-1 ")]
     assert " /v1/chat/completions prompt_tokens=" in line
-    assert " output_tokens=3 finish=length first_token_s=" in line
+    assert " output_tokens=3 finish=length preemptions=0 queue_s=" in line
     assert "secret" not in caplog.text
