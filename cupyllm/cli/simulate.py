@@ -5,22 +5,20 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from cupyllm.config import EngineConfig, load_config, parse_overrides
 from cupyllm.errors import ConfigError
+from cupyllm.option_values import number
 from cupyllm.simulator.cost_model import GPUS, CostModel, Machine, nearest
 from cupyllm.simulator.known_models import find_model, known_model_names
 from cupyllm.simulator.report import table
 from cupyllm.simulator.run import LIMITS, as_json, headline, simulate
 from cupyllm.simulator.trace import chrome_trace, step_lines
-from cupyllm.simulator.workload import Shape, Workload, closed_workload, poisson_workload, read_trace
+from cupyllm.simulator.workload_options import add_workload_options, read_workload
 
-_ARRIVALS = ("trace", "poisson", "concurrency")
-_DRAWN_ONLY = ("requests", "prompt_tokens", "output_tokens", "shared_prefix", "priority", "seed")
 _EXAMPLES = """\
 examples:
   python -m cupyllm simulate --concurrency 8 --requests 64 --compare max_decode_batch_size=1,4,8
@@ -43,7 +41,7 @@ def add_parser(subparsers: Any) -> None:
         allow_abbrev=False,
     )
     parser.set_defaults(run=run)
-    _add_workload(parser.add_argument_group("workload: one of --trace, --poisson and --concurrency"))
+    add_workload_options(parser.add_argument_group("workload: one of --trace, --poisson and --concurrency"))
     _add_hardware(parser.add_argument_group("model and GPU"))
     limits = parser.add_argument_group("the engine's limits, with the names of the config and its defaults")
     for key in LIMITS:
@@ -59,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulate and print; returns 0. Raises ConfigError or CheckpointError for what cannot be simulated."""
     configs = list(_configs(arguments))
     cost = CostModel(find_model(arguments.model), _machine(arguments))
-    workload = _workload(arguments)
+    workload = read_workload(arguments)
     runs = [simulate(config, cost, workload, record_pages=bool(arguments.steps)) for config in configs]
     print(headline(arguments.model, cost, runs))
     print()
@@ -71,18 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.steps:
         _write(arguments.steps, step_lines(runs[0].simulation))
     return 0
-
-
-def _add_workload(group: Any) -> None:
-    group.add_argument("--trace", metavar="FILE", help="requests as JSON lines: arrival_s, prompt_tokens, ...")
-    group.add_argument("--poisson", metavar="RATE", help="requests that come at random, RATE a second on average")
-    group.add_argument("--concurrency", metavar="C", help="C clients; each sends its next request after an answer")
-    group.add_argument("--requests", metavar="N", help="how many requests are drawn (default 100)")
-    group.add_argument("--prompt-tokens", metavar="N", help="length of every prompt (default: drawn, chat-like)")
-    group.add_argument("--output-tokens", metavar="N", help="length of every answer (default: drawn, chat-like)")
-    group.add_argument("--shared-prefix", metavar="N", help="tokens before every prompt that are the same for all")
-    group.add_argument("--priority", metavar="SHARE", help="share of requests, 0 to 1, that go first (priority -1)")
-    group.add_argument("--seed", metavar="N", help="of the random numbers (default 0)")
 
 
 def _add_hardware(group: Any) -> None:
@@ -134,66 +120,12 @@ def _heads(arguments: argparse.Namespace) -> list[str]:
 def _machine(arguments: argparse.Namespace) -> Machine:
     machine = Machine.of_gpu(arguments.gpu)
     if arguments.bandwidth_gbs is not None:
-        machine = dataclasses.replace(machine, bandwidth=_number(arguments, "bandwidth_gbs") * 1e9)
+        machine = dataclasses.replace(machine, bandwidth=number(arguments, "bandwidth_gbs") * 1e9)
     if arguments.tflops is not None:
-        machine = dataclasses.replace(machine, flops=_number(arguments, "tflops") * 1e12)
+        machine = dataclasses.replace(machine, flops=number(arguments, "tflops") * 1e12)
     if arguments.overhead_us is not None:
-        machine = dataclasses.replace(machine, overhead_s=_number(arguments, "overhead_us", zero=True) * 1e-6)
+        machine = dataclasses.replace(machine, overhead_s=number(arguments, "overhead_us", zero=True) * 1e-6)
     return machine
-
-
-def _workload(arguments: argparse.Namespace) -> Workload:
-    given = [f"--{name}" for name in _ARRIVALS if getattr(arguments, name) is not None]
-    if len(given) != 1:
-        found = " and ".join(given) or "none of them"
-        raise ConfigError(f"one of --trace, --poisson and --concurrency says which requests come; found {found}")
-    if arguments.trace is not None:
-        for name in _DRAWN_ONLY:
-            if getattr(arguments, name) is not None:
-                raise ConfigError(f"{_flag(name)} is for requests that are drawn; with --trace the file says it all")
-        return read_trace(Path(arguments.trace))
-    num_requests, seed = _whole(arguments, "requests", 100), _whole(arguments, "seed", 0, least=0)
-    if arguments.poisson is not None:
-        return poisson_workload(_number(arguments, "poisson"), num_requests, _shape(arguments), seed)
-    return closed_workload(_whole(arguments, "concurrency"), num_requests, _shape(arguments), seed)
-
-
-def _shape(arguments: argparse.Namespace) -> Shape:
-    return Shape(
-        prompt_tokens=arguments.prompt_tokens and _whole(arguments, "prompt_tokens"),
-        output_tokens=arguments.output_tokens and _whole(arguments, "output_tokens"),
-        shared_prefix=_whole(arguments, "shared_prefix", 0, least=0),
-        urgent_share=0.0 if arguments.priority is None else _number(arguments, "priority", zero=True, most=1.0),
-    )
-
-
-def _whole(arguments: argparse.Namespace, name: str, default: int = 0, *, least: int = 1) -> int:
-    """An option as a whole number; the default where it is not given."""
-    text = getattr(arguments, name)
-    if text is None:
-        return default
-    if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) < least:
-        raise ConfigError(f"{_flag(name)} is {text!r}: expected a whole number of {least} or more")
-    return int(text)
-
-
-def _number(arguments: argparse.Namespace, name: str, *, zero: bool = False, most: float = math.inf) -> float:
-    """An option as a finite number above 0, or of 0 too."""
-    text = getattr(arguments, name)
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and (value > 0 or (zero and value == 0)) and value <= most):
-        at_most = "" if most == math.inf else f" and at most {most:g}"
-        raise ConfigError(
-            f"{_flag(name)} is {text!r}: expected a number {'of 0 or more' if zero else 'above 0'}{at_most}"
-        )
-    return value
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _write(file: str, objects: Iterable[Any]) -> None:

@@ -7,16 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cupyllm.percentiles import Percentiles, milliseconds, percentiles, side_by_side
 from cupyllm.simulator.simulation import RequestRecord, Simulation
-
-
-@dataclass(frozen=True)
-class Percentiles:
-    """The 50th, 95th and 99th percentile of times in seconds, between neighbours linear."""
-
-    p50: float
-    p95: float
-    p99: float
 
 
 @dataclass(frozen=True)
@@ -90,11 +82,6 @@ def summarise(simulation: Simulation) -> Summary:
     )
 
 
-def percentiles(values: Sequence[float]) -> Percentiles | None:
-    """The percentiles of `values`, None if there are none."""
-    return Percentiles(*np.percentile(values, (50, 95, 99)).tolist()) if values else None
-
-
 def rows(summary: Summary) -> list[tuple[str, str]]:
     """(what, value) for every line of the table."""
     by_priority = summary.ttft_by_priority if len(summary.ttft_by_priority) > 1 else {}
@@ -104,12 +91,12 @@ def rows(summary: Summary) -> list[tuple[str, str]]:
         ("simulated time, s", f"{summary.duration_s:.2f}"),
         ("requests/s", f"{summary.requests_per_s:.3f}"),
         ("output tokens/s", f"{summary.output_tokens_per_s:.1f}"),
-        ("time to first token, ms", _milliseconds(summary.ttft)),
-        *((f"  at priority {priority}", _milliseconds(times)) for priority, times in by_priority.items()),
-        ("between tokens, ms", _milliseconds(summary.inter_token)),
+        ("time to first token, ms", milliseconds(summary.ttft)),
+        *((f"  at priority {priority}", milliseconds(times)) for priority, times in by_priority.items()),
+        ("between tokens, ms", milliseconds(summary.inter_token)),
         ("  the longest, ms", f"{summary.inter_token_max_s * 1e3:.1f}"),
-        ("end to end, ms", _milliseconds(summary.end_to_end)),
-        ("in the queue, ms", _milliseconds(summary.queue)),
+        ("end to end, ms", milliseconds(summary.end_to_end)),
+        ("in the queue, ms", milliseconds(summary.queue)),
         ("pages in use, mean / max", f"{summary.page_use_mean:.1%} / {summary.page_use_max:.1%}"),
         ("preemptions", str(summary.preemptions)),
         ("prompt tokens from cache", f"{summary.prefix_hit_share:.1%}"),
@@ -122,13 +109,7 @@ def rows(summary: Summary) -> list[tuple[str, str]]:
 
 def table(summaries: Sequence[Summary], heads: Sequence[str] = ()) -> str:
     """The rows of all runs side by side, under `heads` where there are some: one for the rows, one for each run."""
-    columns = [dict(rows(summary)) for summary in summaries]
-    labels = list(dict.fromkeys(label for column in columns for label in column))
-    lines = [list(heads)] if heads else []
-    lines += [[label, *(column.get(label, "-") for column in columns)] for label in labels]
-    widths = [max(len(cell) for cell in cells) for cells in zip(*lines, strict=True)]
-    texts = ["  ".join([label.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]) for label, *cells in lines]
-    return "\n".join([*texts, "three values: p50 / p95 / p99"])
+    return side_by_side([dict(rows(summary)) for summary in summaries], heads)
 
 
 def _ttft(records: Iterable[RequestRecord]) -> Percentiles | None:
@@ -137,10 +118,3 @@ def _ttft(records: Iterable[RequestRecord]) -> Percentiles | None:
 
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
-
-
-def _milliseconds(times: Percentiles | None) -> str:
-    if times is None:
-        return "-"
-    values = [1e3 * seconds for seconds in (times.p50, times.p95, times.p99)]
-    return " / ".join(f"{value:.1f}" if value < 99.95 else f"{value:.0f}" for value in values)
