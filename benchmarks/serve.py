@@ -141,7 +141,7 @@ def roofline_rows(name: str, summaries: list[LoadSummary], rooflines: list[float
 
 
 def roofline(options: argparse.Namespace, load: Load, outcomes: list[Outcome]) -> float | None:
-    """Output tokens/s that the stated rates allow; None without them, and in an open loop, where the arrivals decide."""
+    """Output tokens/s that the stated rates allow; None without them, and in an open loop, where arrivals decide."""
     concurrency = load.workload.concurrency
     if options.bandwidth_gbs is None or concurrency is None:
         return None

@@ -27,9 +27,10 @@ def roofline_tokens_per_s(
     bandwidth: float,
     flops: float = math.inf,
 ) -> float | None:
-    """Output tokens/s that `bandwidth` (bytes/s) and `flops` (operations/s) allow for the answered requests, `concurrency` at a time.
+    """Output tokens/s that the rates allow for the answered requests, `concurrency` at a time.
 
-    Prompts count in full, as if no prefix cache had known them. None where the server did not count its tokens.
+    `bandwidth` is bytes/s, `flops` operations/s. Prompts count in full, as if no prefix cache had known them. None
+    where the server did not count its tokens.
     """
     answered = [outcome for outcome in outcomes if outcome.error is None]
     requests = [
