@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from cupyllm.answer_stream import DAMAGED, AnswerPiece, stream_answer
 from cupyllm.beam_search import BeamParams, BeamSearch
 from cupyllm.config import EngineConfig, load_config
 from cupyllm.errors import EngineError, RequestError
 from cupyllm.messages import normalise_messages
 from cupyllm.output import OutputText, with_bad_word_ids
+from cupyllm.reasoning import ThinkTokens
 from cupyllm.sampling import SamplingParams
 from cupyllm.sampling_batch import TokenLogprobs
 from cupyllm.sequence import FinishReason, Sequence
@@ -30,8 +32,6 @@ from cupyllm.structured.grammar import grammar_of
 from cupyllm.token_guide import Guide
 from cupyllm.tokenizer import Tokenizer
 from cupyllm.tools import normalise_tools
-
-_DAMAGED = "the model gave no finite logits; the checkpoint or its dtype is damaged"
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,9 @@ class _Pending:
 class LLM:
     """A model in this process. `model` is "demo", a folder or a hub name; other config keys go by name."""
 
-    def __init__(self, model: str = "demo", **config: Any) -> None:
+    def __init__(self, model: str = "demo", *, show_progress: bool = True, **config: Any) -> None:
         self.config = load_config(EngineConfig, overrides={"model": model, **config})
-        loaded = load_engine(self.config)
+        loaded = load_engine(self.config, show_progress=show_progress)
         self.engine = loaded.engine
         self.tokenizer = loaded.tokenizer
         self.chat_template = loaded.chat_template
@@ -115,6 +115,15 @@ class LLM:
         """Answer one conversation or many, each a list of OpenAI chat messages."""
         as_ids = [self._encode_chat(conversation, tools) for conversation in _as_prompts(messages)]
         return self._run(as_ids, _as_params(params, len(as_ids)), show_progress)
+
+    def stream(self, prompt: Any, params: SamplingParams | None = None) -> Iterator[AnswerPiece]:
+        """The answer to one prompt (text, token ids or a list of chat messages) as it is written.
+
+        Closing the iterator ends the answer. Raises what `generate` raises.
+        """
+        is_chat = not isinstance(prompt, str) and len(prompt) > 0 and isinstance(prompt[0], dict)
+        marks = ThinkTokens.of(self.tokenizer) if is_chat else None
+        return stream_answer(self.engine, self.tokenizer, self._encode(prompt), params or SamplingParams(), marks)
 
     def beam_search(
         self,
@@ -278,7 +287,7 @@ class LLM:
 def _as_output(answer: _Pending) -> CompletionOutput:
     reason = answer.text.finish_reason
     if reason is FinishReason.ERROR:
-        raise EngineError(_DAMAGED)
+        raise EngineError(DAMAGED)
     assert reason is not None
     return CompletionOutput(
         "".join(answer.pieces), tuple(answer.token_ids), reason.value, tuple(answer.logprobs) or None
@@ -287,7 +296,7 @@ def _as_output(answer: _Pending) -> CompletionOutput:
 
 def _best_beams(search: BeamSearch, n: int, tokenizer: Tokenizer) -> tuple[CompletionOutput, ...]:
     if search.failed:
-        raise EngineError(_DAMAGED)
+        raise EngineError(DAMAGED)
     outputs = []
     for beam in search.finished[:n]:
         text = tokenizer.decode(beam.token_ids[: -1 if beam.ended else None])

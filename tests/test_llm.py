@@ -277,3 +277,31 @@ def test_a_search_without_finite_logits_is_an_error(llm: LLM, monkeypatch: pytes
             llm.beam_search("the weather", BEAMS)
     assert not llm.engine.has_work
     assert llm.beam_search("the weather", BEAMS)
+
+
+def test_a_stream_is_the_same_answer_in_pieces(llm: LLM) -> None:
+    pieces = list(llm.stream("the weather", GREEDY))
+    assert "".join(piece.text for piece in pieces) == text_of(llm, "the weather")
+    assert [piece.num_tokens for piece in pieces] == list(range(1, 17))
+    assert [piece.finish_reason for piece in pieces] == [None] * 15 + ["length"]
+    chat = [{"role": "user", "content": "the weather"}]
+    assert "".join(piece.text for piece in llm.stream(chat, GREEDY)) == llm.chat(chat, GREEDY)[0].outputs[0].text
+
+
+def test_a_stream_ends_at_a_stop_string_or_when_it_is_closed_and_leaves_nothing_behind(llm: LLM) -> None:
+    whole = text_of(llm, "the weather")
+    params = replace(GREEDY, stop=(whole[3:6],))
+    pieces = list(llm.stream("the weather", params))
+    assert "".join(piece.text for piece in pieces) == whole[: whole.index(whole[3:6])]
+    assert pieces[-1].finish_reason == "stop"
+    stream = llm.stream("the weather", GREEDY)
+    next(stream)
+    assert llm.engine.stats.num_live_pages > 0
+    stream.close()
+    assert llm.engine.stats.num_live_pages == 0
+    assert not llm.engine.has_work
+
+
+def test_a_stream_of_what_never_fits_is_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="tokens"):
+        next(llm.stream(list(range(5)) * 10_000))

@@ -12,7 +12,7 @@ from cupyllm.docstrings import field_meanings
 from cupyllm.errors import ConfigError
 
 _USAGE = """\
-usage: python server.py [--config FILE] [--key value ...]
+usage: python server.py [--config FILE] [--key value ...]         (or: python -m cupyllm serve ...)
 
 Serves a model over the OpenAI API. Settings come from FILE, a JSON object, and from the command line, which wins.
 

@@ -1,4 +1,4 @@
-"""The command line `python -m cupyllm SUBCOMMAND ...`; the server has its own, `python server.py`.
+"""The command line `python -m cupyllm SUBCOMMAND ...`.
 
 Each subcommand is one module here with two functions: `add_parser(subparsers)` describes its arguments, and sets
 `run` to the function that does the work and returns the exit code. Adding one is writing the module and naming it in
@@ -13,10 +13,16 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+from cupyllm.cli import serve
 from cupyllm.errors import CupyllmError
 
 _EXAMPLES = """\
 examples:
+  python -m cupyllm chat                talk to the bundled demo model
+  python -m cupyllm chat --url http://127.0.0.1:8000      talk to a server
+  python -m cupyllm generate "What is a page?"            one answer; also from a pipe
+  python -m cupyllm serve --config configs/default.json   what python server.py does
+  python -m cupyllm doctor              what this machine can run, and what to install
   python -m cupyllm kernels             the CUDA kernels, and what each is for
   python -m cupyllm kernels show gemv   one kernel's source, which explains itself at its top
   python -m cupyllm kernels run gemv    the same kernel on this CPU: bytes moved, conflicts, error against NumPy
@@ -26,16 +32,16 @@ examples:
 
 def subcommands() -> tuple[ModuleType, ...]:
     """The modules of all subcommands, in the order of the help."""
-    from cupyllm.cli import gpu_check, kernels, simulate
+    from cupyllm.cli import chat, doctor, generate, gpu_check, kernels, serve, simulate
 
-    return kernels, simulate, gpu_check
+    return serve, chat, generate, doctor, kernels, simulate, gpu_check
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="python -m cupyllm",
-        description="Tools around the engine. To serve a model: python server.py --help",
+        description="Serve a model, talk to one, and look inside.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -47,6 +53,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command line; returns its exit code: 2 after one line on standard error that says what is wrong."""
+    if arguments[:1] == ["serve"]:  # reads its own arguments: argparse cannot pass options on as they are
+        return serve.run(arguments[1:])
     parsed = make_parser().parse_args(arguments)
     try:
         code = int(parsed.run(parsed))

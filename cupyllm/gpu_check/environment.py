@@ -39,7 +39,7 @@ def look_around(cupy: Any, compile_probe: Callable[[], object]) -> Environment:
     cuda = runtime.runtimeGetVersion()
     wheel = f"pip install 'cupy-cuda{cuda // 1000}x[ctk]' brings it"
     facts = _gpu_facts(cupy) | {
-        "driver": f"{_driver_version()}, for CUDA up to {_version(runtime.driverGetVersion())}",
+        "driver": f"{driver_version() or 'version unknown'}, for CUDA up to {_version(runtime.driverGetVersion())}",
         "CUDA runtime": _version(cuda),
         "CuPy": cupy.__version__,
     }
@@ -96,8 +96,8 @@ def _version(number: int) -> str:
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
-def _driver_version() -> str:
-    """The driver's own version, which CUDA does not tell."""
+def driver_version() -> str:
+    """The driver's own version, which CUDA does not tell; "" where Linux knows of no driver."""
     text = _DRIVER_FILE.read_text(encoding="utf-8") if _DRIVER_FILE.exists() else ""
     found = re.search(r"\b\d{3}\.\d+(\.\d+)?\b", text)
-    return found[0] if found else "version unknown"
+    return found[0] if found else ""
