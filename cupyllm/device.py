@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +28,23 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
 }
 
 
+# Waits for a copy to the host that was begun, and gives it.
+Fetch = Callable[[], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Launches that were captured once: one call of `replay` queues them all again, over the same arrays."""
+
+    replay: Callable[[], None]
+    num_launches: int
+    num_bytes: int  # that were allocated for it
+
+
+# Captures the launches of its first argument; the second makes the same ones beforehand (KernelLoader.capture).
+Capture = Callable[[Callable[[], None], Callable[[], None]], Graph]
+
+
 class Device(Protocol):
     """What the engine asks of a device."""
 
@@ -42,6 +61,9 @@ class Device(Protocol):
 
     def download(self, array: Array) -> np.ndarray:
         """The same values as a NumPy array."""
+
+    def fetch(self, array: Array) -> Fetch:
+        """Begin to copy the array's present values to the host; what is queued afterwards does not delay them."""
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Array:
         """A zeroed array of "float32", "float16" or "bfloat16"."""
@@ -62,6 +84,11 @@ class HostDevice:
 
     def download(self, array: np.ndarray) -> np.ndarray:
         return array
+
+    def fetch(self, array: np.ndarray) -> Fetch:
+        """A copy, because the array may be written to before it is read."""
+        copy = array.copy()
+        return lambda: copy
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return np.zeros(shape, NUMPY_TYPES[dtype])
@@ -87,6 +114,10 @@ class CupyDevice:
         except ImportError as error:
             raise DeviceError(f"CuPy cannot be imported ({error}); install cupyllm[cuda12]") from error
 
+    @cached_property
+    def _cupyx(self) -> Any:
+        return importlib.import_module("cupyx")  # a part of CuPy
+
     def upload(self, host: np.ndarray) -> Array:
         """A copy on the GPU."""
         return self._cupy.asarray(host)
@@ -95,6 +126,21 @@ class CupyDevice:
         """A copy on the host; waits for what is being computed."""
         host: np.ndarray = self._cupy.asnumpy(array)
         return host
+
+    def fetch(self, array: Array) -> Fetch:
+        """A copy to pinned memory behind what is queued now, and an event behind the copy."""
+        if array.size == 0:
+            return lambda: np.empty(array.shape, array.dtype)
+        host: np.ndarray = self._cupyx.empty_pinned(array.shape, array.dtype)
+        array.get(out=host, blocking=False)
+        copied = self._cupy.cuda.Event(disable_timing=True)
+        copied.record()
+
+        def wait() -> np.ndarray:
+            copied.synchronize()
+            return host
+
+        return wait
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Array:
         return self._cupy.zeros(shape, NUMPY_TYPES[dtype])

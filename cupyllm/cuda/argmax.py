@@ -29,13 +29,14 @@ def example(constants: dict[str, int]) -> Geometry:
     return geometry(R=64)
 
 
-def launch(loader: KernelLoader, logits: Array, N: int) -> Array:
+def launch(loader: KernelLoader, logits: Array, N: int, *, out: Array | None = None) -> Array:
     """The id of the largest of each row's first N logits: (R, V) float32 -> (R,) int32, -1 where a row is not finite.
 
-    Raises DeviceError for what is not supported.
+    They are written to `out` if it is given. Raises DeviceError for what is not supported.
     """
     check_array("argmax", "logits", logits, np.float32, (None, None))
     R, V = logits.shape
-    token_ids = loader.empty((R,), np.int32)
+    token_ids = loader.empty((R,), np.int32) if out is None else out
+    check_array("argmax", "out", token_ids, np.int32, (R,))
     loader.launch("argmax", geometry(R), (logits, token_ids, np.int32(V), np.int32(N)))
     return token_ids

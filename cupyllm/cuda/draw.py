@@ -44,10 +44,11 @@ def launch(
     temperature: Array,
     seeds: Array,
     positions: Array,
+    out: Array | None = None,
 ) -> Array:
     """The next token of every row: (R, V) float32 -> (R,) int32, -1 where cutoff found no most likely token.
 
-    Raises DeviceError for what is not supported.
+    They are written to `out` if it is given. Raises DeviceError for what is not supported.
     """
     check_array("draw", "logits", logits, np.float32, (None, None))
     R, V = logits.shape
@@ -57,7 +58,8 @@ def launch(
     check_array("draw", "temperature", temperature, np.float32, (R,))
     check_array("draw", "seeds", seeds, np.uint64, (R,))
     check_array("draw", "positions", positions, np.int32, (R,))
-    token_ids = loader.empty((R,), np.int32)
+    token_ids = loader.empty((R,), np.int32) if out is None else out
+    check_array("draw", "out", token_ids, np.int32, (R,))
     args = (logits, maxima, most_likely, cutoffs, temperature, seeds, positions, token_ids)
     loader.launch("draw", geometry(R), (*args, np.int32(V), np.int32(N), np.float32(GREEDY_BELOW)))
     return token_ids

@@ -16,12 +16,13 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import resources
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
-from cupyllm.device import Array
+from cupyllm.device import Array, Graph
 from cupyllm.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -79,6 +80,12 @@ class Backend(Protocol):
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """An array of zeros."""
 
+    def capture(self, run: Callable[[], None]) -> tuple[Callable[[], None], int]:
+        """What replays the launches of `run`, and by how many bytes the memory of all captures grew for it.
+
+        What `run` allocates comes from that memory, which lives on with the back end.
+        """
+
 
 class KernelLoader:
     """Compiles kernels when they are first needed and keeps them. Threads may share one.
@@ -92,6 +99,7 @@ class KernelLoader:
         self._kernels: dict[tuple[str, tuple[tuple[str, int], ...]], Kernel] = {}
         self._lock = threading.Lock()
         self._tickets: Array | None = None
+        self._num_launches = 0
         self.facts = backend.facts
         # Passed for an array that a launch leaves out: a null pointer.
         self.nothing = backend.null
@@ -112,6 +120,7 @@ class KernelLoader:
         if 0 in geometry.grid:
             return
         kernel = self.kernel(name, **geometry.constants)
+        self._num_launches += 1
         kernel(geometry.grid, geometry.block, tuple(args), shared_mem=geometry.shared_mem)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -129,6 +138,19 @@ class KernelLoader:
         assert count <= MAX_TICKETS
         return self._tickets[:count]
 
+    def capture(self, run: Callable[[], None], warm_up: Callable[[], None]) -> Graph:
+        """Capture the launches that `run` makes, without running them; no other thread may launch meanwhile.
+
+        The graph goes on reading and writing the same arrays. What `run` allocates is shared by all graphs of the
+        loader and holds nothing between replays; what it takes from elsewhere must outlive the graph. `warm_up` is run
+        before, uncaptured: it makes the same launches, so that all kernels are compiled.
+        """
+        warm_up()
+        self.tickets(0)  # made outside of the graph, for others use them too
+        before = self._num_launches
+        replay, num_bytes = self._backend.capture(run)
+        return Graph(replay, self._num_launches - before, num_bytes)
+
 
 def emulated_loader(
     mode: Mode = "fast",
@@ -144,6 +166,8 @@ def emulated_loader(
     between blocks (mode "check", small arrays). `on_launch` gets every launch's report of bytes, sectors and conflicts.
     `source` is that of KernelLoader. Raises DeviceError without g++.
     """
+    from cupyllm.cuda.emulated_backend import EmulatedBackend  # which imports this module
+
     return KernelLoader(EmulatedBackend(mode, arch, global_races, on_launch), source)
 
 
@@ -173,56 +197,6 @@ def compile_error(name: str, log: str) -> DeviceError:
     found = _FIRST_ERROR.search(log)
     where = f"{found['file']}:{found['line']}: {found['message']}" if found else log.strip()[:300]
     return DeviceError(f"kernel {name} does not compile: {where}")
-
-
-class EmulatedBackend:
-    """Kernels on the CPU, through cupyllm.cuda.emulator. Arrays are NumPy arrays."""
-
-    null = None
-
-    def __init__(
-        self, mode: Mode, arch: int, global_races: bool, on_launch: Callable[[LaunchReport], None] | None
-    ) -> None:
-        # The multiprocessors and shared memory of an A100, so that grids look like those of a GPU.
-        self.facts = DeviceFacts(f"emulated sm_{arch}", arch, num_multiprocessors=108, max_shared_memory=163 * 1024)
-        self._mode = mode
-        self._global_races = global_races
-        self._on_launch = on_launch
-
-    def compile(self, name: str, source: str, options: tuple[str, ...]) -> Kernel:
-        from cupyllm.cuda.emulator import EmulatedModule
-
-        options += (f"-DEMULATED_ARCH={self.facts.compute_capability * 10}",)
-        module = EmulatedModule(source, options=options, mode=self._mode, name=name, global_races=self._global_races)
-        function = module.get_function(name)
-        function.max_dynamic_shared_size_bytes = self.facts.max_shared_memory - module.static_shared
-        return _Reporting(function, self._on_launch) if self._on_launch else function
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """In check mode the array ends at an unmapped page and holds NaN, so that what is never written shows."""
-        if self._mode == "fast":
-            return np.empty(shape, dtype)
-        from cupyllm.cuda.emulator import guarded_empty
-
-        array = guarded_empty(shape, dtype)
-        array.reshape(-1).view(np.uint8)[:] = 0xFF
-        return array
-
-    def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        return np.zeros(shape, dtype)
-
-
-@dataclass(frozen=True)
-class _Reporting:
-    """An emulated kernel whose launches are reported."""
-
-    function: Kernel
-    on_launch: Callable[[LaunchReport], None]
-
-    def __call__(
-        self, grid: tuple[int, ...], block: tuple[int, ...], args: Sequence[Any], *, shared_mem: int = 0
-    ) -> None:
-        self.on_launch(self.function(grid, block, args, shared_mem=shared_mem))
 
 
 class CupyBackend:
@@ -257,6 +231,26 @@ class CupyBackend:
 
     def zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         return self._cupy.zeros(shape, dtype)
+
+    @cached_property
+    def _capture_stream(self) -> Any:
+        """CuPy captures on any stream but the default one; the graph is then launched on whichever is current."""
+        return self._cupy.cuda.Stream(non_blocking=True)
+
+    @cached_property
+    def _arena(self) -> Any:
+        """Memory of captures: what one lets go may be used again by the same graph or another, and by nobody else."""
+        return self._cupy.cuda.MemoryPool()
+
+    def capture(self, run: Callable[[], None]) -> tuple[Callable[[], None], int]:
+        before = self._arena.total_bytes()
+        with self._capture_stream, self._cupy.cuda.using_allocator(self._arena.malloc):
+            self._capture_stream.begin_capture()
+            try:
+                run()
+            finally:
+                graph = self._capture_stream.end_capture()
+        return graph.launch, self._arena.total_bytes() - before
 
 
 def _facts_of_gpu(cupy: Any) -> DeviceFacts:

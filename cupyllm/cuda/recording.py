@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cupyllm.cuda.emulated_backend import EmulatedBackend
 from cupyllm.cuda.emulator import LaunchReport
-from cupyllm.cuda.loader import EmulatedBackend, Geometry, KernelLoader
+from cupyllm.cuda.loader import Geometry, KernelLoader
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ _FIELDS = tuple(RowParameters.__dataclass_fields__)
 class SamplingArrays:
     """A SamplingBatch on the device, and what the host knows of it: that alone decides the launches."""
 
-    rows: RowParameters | None  # None when nothing reads them: all rows greedy, and no logits changed
+    rows: RowParameters | SamplingBatch | None  # None when nothing reads them: all rows greedy, and no logits changed
     all_greedy: bool
     changes_logits: bool
     num_logprobs: int  # -1 when none wants logprobs
@@ -71,7 +71,7 @@ def sample(loader: KernelLoader, logits: Array, sampling: SamplingArrays) -> Sam
     logits is (R, V) float32. Raises DeviceError for what the kernels do not support.
     """
     N = min(logits.shape[1], sampling.vocab_limit)
-    token_ids = _choose(loader, logits, N, sampling)
+    token_ids = choose(loader, logits, N, sampling)
     tops = token_logprobs(loader, logits, token_ids, sampling.num_logprobs, vocab_limit=N)
     return SampleResult(token_ids=token_ids, **vars(tops))
 
@@ -89,21 +89,21 @@ def token_logprobs(
     return TopLogprobs(*top_logprobs.launch(loader, logits, N, index, token_ids, count))
 
 
-def _choose(loader: KernelLoader, logits: Array, N: int, sampling: SamplingArrays) -> Array:
-    """The chosen token ids: (R,) int32."""
+def choose(loader: KernelLoader, logits: Array, N: int, sampling: SamplingArrays, *, out: Array | None = None) -> Array:
+    """The chosen token ids: (R,) int32, in `out` if it is given."""
     rows = sampling.rows
     if rows is None:
-        return argmax.launch(loader, logits, N)
+        return argmax.launch(loader, logits, N, out=out)
     if sampling.changes_logits:
         changes = {name: getattr(rows, name) for name in adjust_logits.CHANGES}
         logits = adjust_logits.launch(loader, logits, N, **changes)
     if sampling.all_greedy:
-        return argmax.launch(loader, logits, N)
+        return argmax.launch(loader, logits, N, out=out)
     index = group_maxima.launch(loader, logits, N, rows.temperature)
     filters = {"temperature": rows.temperature, "top_k": rows.top_k, "top_p": rows.top_p, "min_p": rows.min_p}
     most_likely, cutoffs = cutoff.launch(loader, logits, N, index, **filters)
     noise = {"temperature": rows.temperature, "seeds": rows.seeds, "positions": rows.positions}
-    return draw.launch(loader, logits, N, index[0], most_likely, cutoffs, **noise)
+    return draw.launch(loader, logits, N, index[0], most_likely, cutoffs, **noise, out=out)
 
 
 def _upload_rows(sampling: SamplingBatch, upload: Callable[[np.ndarray], Array]) -> RowParameters:

@@ -33,6 +33,7 @@ def variants(num_multiprocessors: int) -> dict[str, list[Variant]]:
     vocabularies: list[Variant] = [{}, {"R": 3, "N": VOCABULARY}]
     return {
         "adjust_logits": vocabularies,
+        "advance_rows": [{}, {"R": 1, "page_size": 32}],
         "argmax": vocabularies,
         "copy_pages": [{}, {"page_size": 32, "D": 128}],
         "cutoff": vocabularies,
@@ -50,6 +51,7 @@ def variants(num_multiprocessors: int) -> dict[str, list[Variant]]:
         "skinny_gemm": _combine(dtype=DTYPES, T=(5, 16, 27, 64), around=("norm bias", "norm gate_up", "residual")),
         "tile_gemm": _tile_gemm(num_multiprocessors),
         "top_logprobs": vocabularies,
+        "update_rows": [{}, {"N": 1}],
     }
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from cupyllm.cuda import (
     adjust_logits,
+    advance_rows,
     argmax,
     copy_pages,
     cutoff,
@@ -22,6 +23,7 @@ from cupyllm.cuda import (
     round_rows,
     silu_mul,
     top_logprobs,
+    update_rows,
 )
 from cupyllm.cuda.attention_arguments import AttentionCall
 from cupyllm.device import Array
@@ -66,6 +68,12 @@ def row_cases(model: str, config: ModelConfig) -> Iterator[KernelCase]:
     def case(kernel: str, least: dict[str, int], make: Make) -> KernelCase:
         return KernelCase(kernel, f"{model}.T{ROWS}", sum(least.values()), make)
 
+    def advance(arrays: Arrays) -> Launch:
+        sampled, tables = _indices(arrays, range(ROWS)), _indices(arrays, np.zeros((ROWS, 1)))
+        page_size = 2**20  # the rows move on with every launch and must not come to the end of their pages
+        moved = {name: _indices(arrays, [1] * ROWS) for name in ("token_ids", "positions", "slots", "context_lens")}
+        return lambda: advance_rows.launch(arrays.gpu.loader, sampled, tables, **moved, page_size=page_size)
+
     def copy(arrays: Arrays) -> Launch:
         keys, values = (arrays.elements.take(2 * ROWS, PAGE_SIZE, KH, D) for _ in range(2))
         sources, copies = _indices(arrays, range(ROWS)), _indices(arrays, range(ROWS, 2 * ROWS))
@@ -92,6 +100,11 @@ def row_cases(model: str, config: ModelConfig) -> Iterator[KernelCase]:
         x, weight = arrays.floats.take(ROWS, C), Norm(arrays.floats.take(C), 1e-6)
         return lambda: round_rows.launch(arrays.gpu.loader, x, weight, bf16=0)
 
+    def update(arrays: Arrays) -> Launch:
+        words, places = _indices(arrays, range(ROWS)), _indices(arrays, range(ROWS))
+        return lambda: update_rows.launch(arrays.gpu.loader, words, places, places)
+
+    yield case("advance_rows", advance_rows.least_bytes(ROWS), advance)
     yield case("copy_pages", copy_pages.least_bytes(**pages), copy)
     yield case("embedding", embedding.least_bytes(ROWS, C), embed)
     yield case("fill_tokens", fill_tokens.least_bytes(ROWS), fill)
@@ -100,6 +113,7 @@ def row_cases(model: str, config: ModelConfig) -> Iterator[KernelCase]:
     yield case("rope_and_kv_write", rope, _rope(config))
     yield case("round_rows", round_rows.least_bytes(ROWS, C, norm=1), rounded)
     yield case("silu_mul", silu_mul.least_bytes(ROWS, I), silu)
+    yield case("update_rows", update_rows.least_bytes(ROWS), update)
 
 
 def sampling_cases(model: str, config: ModelConfig) -> Iterator[KernelCase]:

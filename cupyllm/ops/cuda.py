@@ -6,12 +6,11 @@ what is not; nothing falls back to NumPy. Activations are float32, weights and c
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from cupyllm.batch import Batch
 from cupyllm.cuda import (
+    advance_rows,
     copy_pages,
     embedding,
     fill_tokens,
@@ -24,6 +23,7 @@ from cupyllm.cuda import (
     silu_mul,
     skinny_gemm,
     tile_gemm,
+    update_rows,
 )
 from cupyllm.cuda.attention_arguments import HEAD_SIZES, MOST_HEADS_PER_KV_HEAD, PAGE_SIZES, AttentionCall
 from cupyllm.cuda.linear_arguments import LinearCall
@@ -54,14 +54,6 @@ def check_model(config: ModelConfig, page_size: int) -> None:
         raise DeviceError(f"the CUDA kernels do not support {', '.join(wrong)}; in brackets is what they do support")
 
 
-class _Tickets(NamedTuple):
-    """Counters of the decode kernel: every launch leaves them zero, so one array serves all layers and steps."""
-
-    array: Array
-    rows: int
-    num_kv_heads: int
-
-
 class CudaOps(ReferenceOps):
     """The ops over the arrays of `device`, as kernels of `loader`."""
 
@@ -70,7 +62,6 @@ class CudaOps(ReferenceOps):
     def __init__(self, loader: KernelLoader, device: Device) -> None:
         self.loader = loader
         self._device = device
-        self._tickets: _Tickets | None = None
 
     def embedding(self, token_ids: Array, table: Array) -> Array:
         """embedding.cu"""
@@ -127,7 +118,7 @@ class CudaOps(ReferenceOps):
             return AttentionCall(queries, keys, values, lens, tables, batch.max_context_len, window)
 
         if count:
-            tickets = self._tickets_for(count, keys.shape[2])
+            tickets = paged_attention_decode.make_tickets(self.loader, count, keys.shape[2])
             paged_attention_decode.launch(self.loader, call(0, count, q[:count]), tickets, out=out[:count])
         if num_sequences > count:
             chunks, starts = call(count, num_sequences, q), batch.query_starts[count:]
@@ -148,6 +139,21 @@ class CudaOps(ReferenceOps):
         """fill_tokens.cu"""
         return fill_tokens.launch(self.loader, token_ids, sampled, rows)
 
+    def advance_rows(self, batch: Batch, sampled: Array, *, page_size: int) -> None:
+        """advance_rows.cu"""
+        moved = {"token_ids": batch.token_ids, "positions": batch.positions, "slots": batch.slots}
+        arrays = {**moved, "context_lens": batch.context_lens}
+        advance_rows.launch(self.loader, sampled, batch.page_tables, **arrays, page_size=page_size)
+
+    def update_rows(self, words: Array, places: Array, values: Array) -> None:
+        """update_rows.cu"""
+        update_rows.launch(self.loader, words, places, values)
+
+    def sample_rows(self, logits: Array, sampling: SamplingBatch, *, all_greedy: bool, out: Array) -> None:
+        """The sampling kernels that leave the logits as they are (cuda/sample.py)"""
+        arrays = sample.SamplingArrays(sampling, all_greedy, False, -1, sampling.vocab_limit)
+        sample.choose(self.loader, logits, min(logits.shape[1], sampling.vocab_limit), arrays, out=out)
+
     def sample(self, logits: Array, sampling: SamplingBatch) -> SampleResult:
         """The sampling kernels (cuda/sample.py); the result stays on the device"""
         return sample.sample(self.loader, logits, sample.upload_sampling(sampling, self._device.upload))
@@ -162,10 +168,3 @@ class CudaOps(ReferenceOps):
         if call.tokens <= skinny_gemm.MAX_ROWS:
             return skinny_gemm.launch(self.loader, call)
         return tile_gemm.launch(self.loader, call)
-
-    def _tickets_for(self, rows: int, num_kv_heads: int) -> Array:
-        kept = self._tickets
-        if kept is None or kept.rows < rows or kept.num_kv_heads != num_kv_heads:
-            array = paged_attention_decode.make_tickets(self.loader, 2 * rows, num_kv_heads)
-            self._tickets = kept = _Tickets(array, 2 * rows, num_kv_heads)
-        return kept.array

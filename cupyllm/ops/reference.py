@@ -146,6 +146,29 @@ class ReferenceOps:
         """
         return np.where(rows >= 0, sampled[rows], token_ids)
 
+    def advance_rows(self, batch: Batch, sampled: Array, *, page_size: int) -> None:
+        """Move the decode rows of `batch` on in place: each takes its sampled token (R,), one position further on.
+
+        Its context_lens are those before the step. A row where it is 0 is not in use and stays as it is.
+        """
+        rows = np.flatnonzero(batch.context_lens)
+        positions = batch.context_lens[rows]
+        batch.token_ids[rows] = sampled[rows]
+        batch.positions[rows] = positions
+        batch.slots[rows] = batch.page_tables[rows, positions // page_size] * page_size + positions % page_size
+        batch.context_lens[rows] += 1
+
+    def update_rows(self, words: Array, places: Array, values: Array) -> None:
+        """Change decode rows in place: words[places[i]] = values[i]. (W,), (N,), (N,) int32"""
+        words[places] = values
+
+    def sample_rows(self, logits: Array, sampling: SamplingBatch, *, all_greedy: bool, out: Array) -> None:
+        """What `sample` chooses, written to `out` (R,) int32: for rows whose parameters lie where the logits do.
+
+        They must have no penalty, offset or mask. `all_greedy` says that no temperature in use is above zero.
+        """
+        out[:] = self.sample(logits, sampling).token_ids
+
     def sample(self, logits: Array, sampling: SamplingBatch) -> SampleResult:
         """Choose the next token of every row: (R, V) -> (R,) ids, with logprobs where they are wanted.
 

@@ -92,6 +92,21 @@ FAULTS: dict[str, list[Fault]] = {
         fault("known tokens taken for unknown ones", "row >= 0 ?", "row >= -1 ?", OUTSIDE),
         fault("the first sampled token left out", "row >= 0 ?", "row > 0 ?", WRONG),
     ],
+    "advance_rows": [
+        fault("no end of the rows", "    if (r >= R) return;\n", "", OUTSIDE),
+        fault("rows that are not in use move on", "    if (position == 0) return;\n", "", WRONG),
+        fault("the page before", "position / page_size]", "(position - 1) / page_size]", WRONG),
+        fault("page tables of another width", "r * max_pages +", "r * (max_pages - 1) +", WRONG),
+        fault("a context that does not grow", "context_lens[r] = position + 1", "context_lens[r] = position", WRONG),
+        fault("the slot of the page's start", " + position % page_size;", ";", WRONG),
+        fault("one row's token for all", "= sampled[r];\n    positions", "= sampled[0];\n    positions", WRONG),
+    ],
+    "update_rows": [
+        fault("no end of the changes", "    if (i >= N) return;\n", "", OUTSIDE),
+        fault("end of the changes off by one", "i >= N", "i > N", OUTSIDE),
+        fault("changes in a row", "int place = places[i]", "int place = i", WRONG),
+        fault("places for values", "int value = values[i]", "int value = places[i]", WRONG),
+    ],
     "rope_and_kv_write": [
         fault("lanes leave before a shuffle", "    // 2 load\n", "    if (!exists) return;\n", MASK),
         fault("heads that do not exist are read", "if (exists) {", "{", OUTSIDE),

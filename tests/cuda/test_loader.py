@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -34,6 +40,9 @@ class CountingBackend:
         return np.empty(shape, dtype)
 
     zeros = staticmethod(np.zeros)
+
+    def capture(self, run):
+        raise NotImplementedError
 
 
 @pytest.fixture
@@ -120,6 +129,53 @@ def test_without_cupy_the_cuda_back_end_says_what_to_install(monkeypatch: pytest
     monkeypatch.setitem(__import__("sys").modules, "cupy", None)
     with pytest.raises(DeviceError, match=r"install cupyllm\[cuda12\]"):
         CupyBackend()
+
+
+class FakeCupy:
+    """As much of CuPy as a capture needs; `log` has what happened, in order."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.allocators: list[Any] = []
+        stream = MagicMock()
+        stream.__enter__.side_effect = lambda *_: self.log.append("stream")
+        stream.__exit__.side_effect = lambda *_: self.log.append("stream before") and None
+        stream.begin_capture.side_effect = lambda: self.log.append("begin")
+        stream.end_capture.side_effect = lambda: (
+            self.log.append("end") or SimpleNamespace(launch=lambda: self.log.append("launch"))
+        )
+        self.cuda = MagicMock()
+        self.cuda.Stream.side_effect = lambda *, non_blocking: stream if non_blocking else None
+        self.cuda.using_allocator.side_effect = self.using
+        self.cuda.MemoryPool.return_value.total_bytes.side_effect = [100, 350]
+        self.cuda.runtime.getDeviceProperties.return_value = {"name": b"fake", "multiProcessorCount": 2}
+
+    @contextmanager
+    def using(self, allocator: Any) -> Iterator[None]:
+        assert allocator is self.cuda.MemoryPool.return_value.malloc
+        self.log.append("arena")
+        yield
+        self.log.append("pool")
+
+
+def test_cupy_captures_on_a_stream_of_its_own_with_memory_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of calls, which is what CuPy's documentation asks for; `gpu-check` replays graphs on a real GPU."""
+    fake = FakeCupy()
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    backend = CupyBackend()
+    replay, num_bytes = backend.capture(lambda: fake.log.append("run"))
+    assert fake.log == ["stream", "arena", "begin", "run", "end", "pool", "stream before"]
+    assert num_bytes == 250
+    replay()
+    assert fake.log[-1] == "launch"
+
+
+def test_a_capture_that_fails_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCupy()
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    with pytest.raises(ZeroDivisionError):
+        CupyBackend().capture(lambda: print(1 // 0))
+    assert "end" in fake.log
 
 
 def test_wrong_arrays_are_refused_with_what_they_are_and_what_is_supported() -> None:

@@ -9,6 +9,9 @@ import pytest
 
 from cupyllm.batch import Batch
 from cupyllm.ops.reference import Norm, ReferenceOps, hidden_keys
+from cupyllm.sampling import SamplingParams
+from cupyllm.sampling_batch import build_sampling_batch
+from cupyllm.sequence import Sequence
 
 OPS = ReferenceOps()
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}
@@ -177,3 +180,35 @@ def test_hidden_keys() -> None:
     np.testing.assert_array_equal(hidden_keys(1, 2, None), [[0, 0, 1], [0, 0, 0]])
     np.testing.assert_array_equal(hidden_keys(1, 2, 1), [[1, 0, 1], [1, 1, 0]])
     np.testing.assert_array_equal(hidden_keys(2, 1, 2), [[1, 0, 0]])
+
+
+def test_rows_in_use_move_on_and_the_others_stay() -> None:
+    page_tables = np.array([[7, 5, -1], [3, 2, 9], [-1, -1, -1], [6, -1, -1]], np.int32)
+    batch = make_batch([(0, 1)] * 4, [[0]] * 4, page_size=4)._replace(
+        token_ids=np.full(4, 100, np.int32),
+        positions=np.full(4, 50, np.int32),
+        slots=np.full(4, -1, np.int32),
+        context_lens=np.array([4, 11, 0, 1], np.int32),
+        page_tables=page_tables,
+    )
+    OPS.advance_rows(batch, np.array([21, 22, 23, 24], np.int32), page_size=4)
+    np.testing.assert_array_equal(batch.token_ids, [21, 22, 100, 24])
+    np.testing.assert_array_equal(batch.positions, [4, 11, 50, 1])
+    np.testing.assert_array_equal(batch.slots, [5 * 4, 9 * 4 + 3, -1, 6 * 4 + 1])
+    np.testing.assert_array_equal(batch.context_lens, [5, 12, 0, 2])
+
+
+def test_words_of_rows_are_changed_in_place() -> None:
+    words = np.arange(5, dtype=np.int32)
+    OPS.update_rows(words, np.array([4, 1], np.int32), np.array([-7, 9], np.int32))
+    np.testing.assert_array_equal(words, [0, 9, 2, 3, -7])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_rows_are_sampled_into_an_array_as_sample_samples_them(temperature: float) -> None:
+    params = SamplingParams(temperature=temperature, top_k=4, top_p=0.9, min_p=0.01, repetition_penalty=1.0)
+    sequences = [Sequence(n, [n] * 5, 2, params, n, 9, frozenset()) for n in range(6)]
+    sampling, out = build_sampling_batch(sequences, vocab_limit=30), np.full(6, -9, np.int32)
+    scores = random(6, 32) * 3
+    OPS.sample_rows(scores, sampling, all_greedy=temperature == 0, out=out)
+    np.testing.assert_array_equal(out, OPS.sample(scores, sampling).token_ids)

@@ -14,12 +14,14 @@ from .attention import paged_attention_decode_example, paged_attention_prefill_e
 from .case import Example, ExampleRun, GuardedHost, Output
 from .linear import gemv_example, round_rows_example, skinny_gemm_example, tile_gemm_example
 from .rows import (
+    advance_rows_example,
     copy_pages_example,
     embedding_example,
     fill_tokens_example,
     rms_norm_example,
     rope_and_kv_write_example,
     silu_mul_example,
+    update_rows_example,
 )
 from .sampling import (
     adjust_logits_example,
@@ -34,6 +36,7 @@ __all__ = ["EXAMPLES", "Example", "ExampleRun", "GuardedHost", "Output"]
 
 EXAMPLES: Mapping[str, Example] = {
     "adjust_logits": adjust_logits_example,
+    "advance_rows": advance_rows_example,
     "argmax": argmax_example,
     "copy_pages": copy_pages_example,
     "cutoff": cutoff_example,
@@ -51,4 +54,5 @@ EXAMPLES: Mapping[str, Example] = {
     "skinny_gemm": skinny_gemm_example,
     "tile_gemm": tile_gemm_example,
     "top_logprobs": top_logprobs_example,
+    "update_rows": update_rows_example,
 }

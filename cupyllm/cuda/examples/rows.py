@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from cupyllm.batch import Batch
-from cupyllm.cuda import copy_pages, embedding, fill_tokens, rms_norm, rope_and_kv_write, silu_mul
+from cupyllm.cuda import (
+    advance_rows,
+    copy_pages,
+    embedding,
+    fill_tokens,
+    rms_norm,
+    rope_and_kv_write,
+    silu_mul,
+    update_rows,
+)
 from cupyllm.cuda.examples.case import EPSILON, ExampleRun, Output, Place, random_floats, to_elements, to_floats
 from cupyllm.cuda.loader import KernelLoader
 from cupyllm.ops.reference import Norm, ReferenceOps
@@ -64,6 +73,38 @@ def fill_tokens_example(loader: KernelLoader, place: Place, *, T: int = 300) -> 
     out = place.download(fill_tokens.launch(loader, *map(place.upload, arrays)))
     least = fill_tokens.least_bytes(T, num_known=int((rows < 0).sum()))
     return ExampleRun("fill_tokens", {"T": T}, least, (Output("out", out, _REFERENCE.fill_tokens(*arrays), 0.0),))
+
+
+def advance_rows_example(loader: KernelLoader, place: Place, *, R: int = 300, page_size: int = 16) -> ExampleRun:
+    """Rows with shuffled pages; every fourth is not in use, and its pages are nowhere. Some enter their last page."""
+    rng, max_pages = np.random.default_rng(0), 5
+    context_lens = rng.integers(1, max_pages * page_size, R).astype(np.int32)
+    context_lens[1::7] = (max_pages - 1) * page_size
+    context_lens[::4] = 0
+    page_tables = rng.permutation(R * max_pages).reshape(R, max_pages).astype(np.int32)
+    page_tables[::4] = -1
+    sampled = rng.integers(0, 500, R).astype(np.int32)
+    rows = {name: np.zeros(R, np.int32) for name in ("token_ids", "positions")}
+    rows |= {"slots": np.full(R, -1, np.int32), "context_lens": context_lens}
+    own = {name: place.upload(array) for name, array in rows.items()}
+    wanted = {name: array.copy() for name, array in rows.items()}
+    advance_rows.launch(loader, place.upload(sampled), place.upload(page_tables), **own, page_size=page_size)
+    batch = _batch(wanted["positions"], wanted["slots"])._replace(page_tables=page_tables, **wanted)
+    _REFERENCE.advance_rows(batch, sampled, page_size=page_size)
+    outputs = tuple(Output(name, place.download(own[name]), wanted[name], 0.0) for name in rows)
+    return ExampleRun("advance_rows", {"R": R}, advance_rows.least_bytes(R), outputs)
+
+
+def update_rows_example(loader: KernelLoader, place: Place, *, N: int = 300) -> ExampleRun:
+    """N of twice as many words changed, in no order."""
+    rng = np.random.default_rng(0)
+    words, places = rng.integers(0, 100, 2 * N).astype(np.int32), rng.permutation(2 * N)[:N].astype(np.int32)
+    values = rng.integers(100, 200, N).astype(np.int32)
+    own = place.upload(words.copy())
+    update_rows.launch(loader, own, place.upload(places), place.upload(values))
+    _REFERENCE.update_rows(words, places, values)
+    output = Output("words", place.download(own), words, 0.0)
+    return ExampleRun("update_rows", {"N": N}, update_rows.least_bytes(N), (output,))
 
 
 def rope_and_kv_write_example(
