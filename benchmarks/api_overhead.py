@@ -19,9 +19,7 @@ import asyncio
 import json
 import re
 import statistics
-import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,11 +34,11 @@ PACE_SECONDS = 0.01
 _CONTENT = re.compile(rb'"content": ?"(\d+)')
 
 
-def main(words: Sequence[str]) -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args()
     runs: dict[str, list[float]] = {}
     with stub_server(max(CONNECTIONS)) as server:
         asyncio.run(plain(server, 16, 4))  # warm
@@ -48,7 +46,6 @@ def main(words: Sequence[str]) -> int:
             for name, value in one_round(server):
                 runs.setdefault(name, []).append(value)
     finish([row(name, values) for name, values in runs.items()], arguments.json)
-    return 0
 
 
 def one_round(server: StubServer) -> list[tuple[str, float]]:
@@ -172,4 +169,4 @@ def request(route: str, body: dict[str, Any]) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

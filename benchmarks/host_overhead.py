@@ -14,7 +14,6 @@ The figures are taken in turns, so that what else the machine does falls on all 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -34,11 +33,11 @@ PAGE_SIZE = 16
 PARAMS = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
 
 
-def main(words: list[str]) -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args()
     measures: list[tuple[Row, Callable[[], float]]] = []
     for count, limit in ((1, 10), (64, 30), (256, 100)):
         control = partial(control_us, count)
@@ -52,7 +51,6 @@ def main(words: list[str]) -> int:
         for row, measure in measures:
             row.runs.append(measure())
     finish([row for row, _ in measures], arguments.json)
-    return 0
 
 
 def make_sequence(number: int, length: int) -> Sequence:
@@ -117,4 +115,4 @@ def prefix_lookup_ms(length: int = 32_768) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()

@@ -47,9 +47,24 @@ class BatchBuilder:
         self._starts = np.zeros(1, np.int32)  # 0, 1, 2, ...
         self._longest = 0  # most tokens that a row has in the cache
 
+    @property
+    def positions(self) -> np.ndarray:
+        """(S,) int32: place of the token that each decode row runs."""
+        return self._positions[: len(self._rows)]
+
+    @property
+    def page_tables(self) -> np.ndarray:
+        """(S, at least the most pages of a row) int32; unused entries are -1."""
+        return self._page_tables[: len(self._rows)]
+
+    @property
+    def max_context_len(self) -> int:
+        """Most tokens of a decode row, the one that it runs included."""
+        return self._longest
+
     def build(self, plan: Plan) -> Batch:
         """The arrays of one step; the logits of every sequence whose last known token runs are wanted."""
-        self._update_rows(plan)
+        self.follow(plan)
         count = len(plan.decodes)
         positions = self._positions[:count]
         decodes = Batch(
@@ -66,7 +81,8 @@ class BatchBuilder:
         )
         return add_prompts(decodes, plan.prompts, self._page_size) if plan.prompts else decodes
 
-    def _update_rows(self, plan: Plan) -> None:
+    def follow(self, plan: Plan) -> None:
+        """Bring the decode rows up to date, which has to be done for every plan; `build` does it, too."""
         rows, before = plan.decodes, self._rows
         self._positions[: len(before)] += ONE
         self._slots[: len(before)] += ONE

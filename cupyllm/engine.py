@@ -28,12 +28,13 @@ from cupyllm.admission import Admission
 from cupyllm.beam_rows import BeamRows
 from cupyllm.beam_search import BeamParams, BeamSearch
 from cupyllm.config import EngineConfig
-from cupyllm.device import Device
+from cupyllm.decode_graphs import DecodeGraphs
+from cupyllm.device import Capture, Device
 from cupyllm.errors import QueueFullError
 from cupyllm.kv_cache import KVCache
 from cupyllm.model import Model
 from cupyllm.model_config import GenerationDefaults
-from cupyllm.model_runner import ModelRunner, Unread
+from cupyllm.model_runner import ModelRunner
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.page_allocator import PageAllocator
 from cupyllm.plan import Plan
@@ -43,6 +44,7 @@ from cupyllm.sampling import SamplingParams
 from cupyllm.scheduler import Scheduler
 from cupyllm.sequence import FinishReason, Sequence
 from cupyllm.step_result import PASSED_OVER, SampledTokens, StepResult
+from cupyllm.unread import Unread
 
 log = logging.getLogger(__name__)
 
@@ -90,10 +92,14 @@ class Engine:
         max_model_len: int,
         vocab_limit: int,
         defaults: GenerationDefaults,
+        capture: Capture | None = None,
     ) -> None:
+        """With `capture`, what captures launches of `ops`, decode steps are replayed as graphs."""
         assert max_model_len <= cache.num_pages * cache.page_size
         self.config = config
-        self.runner = ModelRunner(model, cache, ops, device, vocab_limit=vocab_limit)
+        limits = {"max_rows": config.max_decode_batch_size, "max_model_len": max_model_len, "vocab_limit": vocab_limit}
+        graphs = DecodeGraphs(capture, model, cache, ops, device, **limits) if capture else None
+        self.runner = ModelRunner(model, cache, ops, device, vocab_limit=vocab_limit, graphs=graphs)
         self.admission = Admission(
             model.config,
             defaults,
@@ -260,10 +266,10 @@ class Engine:
     def _launch(self, plan: Plan, before: _Launched | None) -> _Launched:
         """Run what was planned, and sample; the tokens stay on the device."""
         _note_starts(plan)
-        hidden, batch = self.runner.run(plan, before)
+        computed = self.runner.run(plan, before)
         self.scheduler.commit(plan)
         sequences, rows, ended = self._next_of(plan)
-        sampled = self.runner.sample(hidden, batch, sequences, rows) if sequences else None
+        sampled = self.runner.sample(computed, sequences, rows) if sequences else None
         fork_waits = any(not sequence.page_table for sequence in sequences)  # it found no row
         must_be_read = not self._overlap or bool(self._beams) or self.runner.must_know_tokens or fork_waits
         if not must_be_read:
@@ -305,7 +311,7 @@ class Engine:
         sequences = launched.sequences
         if launched.sampled is None:
             return StepResult(ended_prompts=launched.ended_prompts)
-        sampled = self.runner.download(launched.sampled)
+        sampled = launched.sampled.read()
         token_ids = sampled.token_ids.tolist()
         beams = frozenset(sequence.id for sequence in sequences if sequence in self._beams) if self._beams else NO_IDS
         for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True)):

@@ -6,33 +6,48 @@ tokens of the step before may still be unknown to the host: then they are taken 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from cupyllm.batch import Batch, BatchBuilder
+from cupyllm.decode_graphs import DecodeGraphs
 from cupyllm.device import Array, Device
 from cupyllm.kv_cache import KVCache
 from cupyllm.model import Model, forward, logits
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.plan import Plan
 from cupyllm.prompt_reader import PromptReader
-from cupyllm.sampling_batch import SampleResult, SamplingBatchBuilder
+from cupyllm.sampling_batch import SamplingBatchBuilder
 from cupyllm.sequence import Sequence
+from cupyllm.unread import Sampled, Unread
 
 
-@dataclass(frozen=True)
-class Unread:
-    """Tokens that have been sampled and not yet been read by the host: one for each sequence, in order."""
+class Computed(NamedTuple):
+    """What a step has computed: the hidden states of all tokens, (T, C), and their batch on the device, to sample from.
 
-    sequences: list[Sequence]
-    sampled: SampleResult | None  # arrays of the device; None where there are no sequences
+    A replayed step has sampled already.
+    """
+
+    hidden: Array | None
+    batch: Batch | None
+    sampled: Sampled | None
 
 
 class ModelRunner:
     """A model, its cache and the ops that run it."""
 
-    def __init__(self, model: Model, cache: KVCache, ops: ReferenceOps, device: Device, *, vocab_limit: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        cache: KVCache,
+        ops: ReferenceOps,
+        device: Device,
+        *,
+        vocab_limit: int,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        """With `graphs`, over the same cache and device, decode steps are replayed where they can be."""
         self.model = model
         self.cache = cache
         self.ops = ops
@@ -40,16 +55,19 @@ class ModelRunner:
         self._vocab_limit = vocab_limit
         self._batches = BatchBuilder(cache.page_size)
         self._sampling = SamplingBatchBuilder(vocab_limit)
+        self.graphs = graphs
 
     @property
     def must_know_tokens(self) -> bool:
         """Whether some row that was sampled last needs to know its token before the next one can be sampled."""
         return self._sampling.changes_by_step
 
-    def run(self, plan: Plan, unread: Unread | None) -> tuple[Array, Batch]:
-        """Write the keys and values of the planned tokens, read the prompts among them; returns the hidden states of
-        all tokens, (T, C), and the batch on the device.
-        """
+    def run(self, plan: Plan, unread: Unread | None) -> Computed:
+        """Write the keys and values of the planned tokens, and read the prompts among them."""
+        if self.graphs is not None:
+            if self.graphs.takes(plan):
+                return self._replay(self.graphs, plan, unread)
+            self.graphs.leave()
         self._copy_pages(plan)
         batch = self._batches.build(plan)
         first_rows = batch.query_starts[plan.num_decodes : -1].tolist() if plan.prompts else []
@@ -60,22 +78,30 @@ class ModelRunner:
         reader = PromptReader(self.ops, self.model, self.device, self._vocab_limit)
         for chunk, first_row in zip(plan.prompts, first_rows, strict=True):
             reader.read(chunk, hidden, first_row)
-        return hidden, batch
+        return Computed(hidden, batch, None)
 
-    def sample(self, hidden: Array, batch: Batch, sequences: list[Sequence], rows: list[int] | None) -> SampleResult:
+    def sample(self, computed: Computed, sequences: list[Sequence], rows: list[int] | None) -> Sampled:
         """One token for each sequence, on the device. `rows` says which of the batch's rows of logits are theirs; None
         where they are the same, in order.
         """
+        hidden, batch, sampled = computed
+        if sampled is not None:
+            return sampled
+        assert batch is not None
         scores = logits(self.ops, self.model, hidden, batch.logit_rows)
         if rows is not None:
             scores = self.ops.embedding(self.device.upload(np.array(rows, np.int32)), scores)
-        return self.ops.sample(scores, self._sampling.build(sequences))
+        result = self.ops.sample(scores, self._sampling.build(sequences))
+        return Sampled(result.token_ids, self.device, result if len(result.logprobs) else None)
 
-    def download(self, sampled: SampleResult) -> SampleResult:
-        """The arrays on the host; waits for them."""
-        return SampleResult(**{name: self.device.download(array) for name, array in vars(sampled).items()})
+    def _replay(self, graphs: DecodeGraphs, plan: Plan, unread: Unread | None) -> Computed:
+        """Run a captured step, over rows that stay on the device."""
+        self._batches.follow(plan)
+        self._sampling.forget()
+        token_ids = graphs.run(plan, self._batches, unread)
+        return Computed(None, None, Sampled(token_ids, self.device))
 
-    def _take_over(self, decodes: list[Sequence], token_ids: Array, unread: Unread, sampled: SampleResult) -> Array:
+    def _take_over(self, decodes: list[Sequence], token_ids: Array, unread: Unread, sampled: Sampled) -> Array:
         """The token ids of a batch whose decode rows got a token that is still unread, all but those that were computed
         again.
         """

@@ -107,6 +107,10 @@ class SamplingBatchBuilder:
         self._sequences: list[Any] = []
         self._kept: SamplingBatch | None = None
 
+    def forget(self) -> None:
+        """Sequences got tokens that were sampled in another way."""
+        self._kept, self.changes_by_step = None, False
+
     def build(self, sequences: list[Any]) -> SamplingBatch:
         """The arrays for the sequences (SampledSequence) whose next token is wanted, one row each."""
         if self._kept is not None and sequences == self._sequences:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from cupyllm.chat_template import ChatTemplate
 from cupyllm.checkpoint import Checkpoint
 from cupyllm.config import EngineConfig
-from cupyllm.device import Device
+from cupyllm.device import Capture, Device
 from cupyllm.embedding import EmbeddingRecipe, read_embedding_recipe
 from cupyllm.engine import Engine
 from cupyllm.errors import ConfigError
@@ -66,6 +66,7 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
     defaults = read_generation_defaults(folder) if use_defaults else GenerationDefaults()
     dtype = choose_dtype(config, model_config, backend)
     cache_dtype = choose_cache_dtype(config, dtype, backend)
+    capture = choose_capture(config, backend)
     size = size_cache(config, model_config, dtype, cache_dtype, backend.device)
 
     vocab_limit = min(model_config.vocab_size, tokenizer.num_tokens)
@@ -99,6 +100,7 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
         max_model_len=size.max_model_len,
         vocab_limit=vocab_limit,
         defaults=defaults,
+        capture=capture,
     )
     facts = _facts(config, model_config, backend, dtype, cache_dtype, size)
     guides = GuideCompiler(tokenizer, model_config.end_token_ids, vocab_limit=vocab_limit)
@@ -172,6 +174,14 @@ def choose_cache_dtype(config: EngineConfig, dtype: str, backend: Backend) -> st
         problem = f'is not supported on device "{config.device}" with weights in {dtype}'
         raise ConfigError(f'kv_cache_dtype "{config.kv_cache_dtype}" {problem}; use {names}')
     return config.kv_cache_dtype
+
+
+def choose_capture(config: EngineConfig, backend: Backend) -> Capture | None:
+    """What captures decode steps, or None when they are not to be captured."""
+    if config.graphs is True and backend.capture is None:
+        raise ConfigError(f'graphs true is not supported on device "{config.device}"; use "cuda" or "emulated"')
+    wanted = backend.device.is_async if config.graphs == "auto" else config.graphs
+    return backend.capture if wanted else None
 
 
 def _cache_gib(config: EngineConfig, model: ModelConfig, dtype: str, device: Device) -> tuple[float, str]:

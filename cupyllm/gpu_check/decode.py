@@ -60,6 +60,7 @@ def decode_engine(gpu: Gpu, config: ModelConfig, *, batch_size: int, context: in
         max_model_len=context,
         vocab_limit=config.vocab_size,
         defaults=GenerationDefaults(temperature=0.0),
+        capture=gpu.loader.capture,
     )
 
 

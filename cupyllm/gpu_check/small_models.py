@@ -1,4 +1,6 @@
-"""Whole small models: the engine over CUDA kernels beside the engine over the reference ops, token by token."""
+"""Whole small models: the engine over CUDA kernels beside the engine over the reference ops, token by token, and with
+captured decode steps beside the same without.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import numpy as np
 from cupyllm.config import EngineConfig
 from cupyllm.cuda.examples.case import EPSILON, to_floats
 from cupyllm.cuda.loader import KernelLoader
-from cupyllm.device import Array, Device, HostDevice
+from cupyllm.device import Array, Capture, Device, HostDevice
 from cupyllm.engine import Engine
 from cupyllm.figures import Row
 from cupyllm.kv_cache import allocate_kv_cache
@@ -57,9 +59,16 @@ def check_models(loader: KernelLoader, device: Device) -> Iterator[tuple[Row, bo
             error, same = compare(answers(own), answers(reference), tolerance)
             row = Row(f"correct.model[{model_type} dtype={dtype}]", "of logprob", [error], limit=f"<= {tolerance:.3g}")
             yield row, error <= tolerance and same
+            captured = small_engine(config, CudaOps(loader, device), device, dtype, capture=loader.capture)
+            plain = small_engine(config, CudaOps(loader, device), device, dtype)
+            wrong = sum(a != b for a, b in zip(token_ids(captured), token_ids(plain), strict=True))
+            name = f"correct.graphs[{model_type} dtype={dtype}]"
+            yield Row(name, "answers that differ", [float(wrong)], limit="<= 0"), wrong == 0
 
 
-def small_engine(config: ModelConfig, ops: ReferenceOps, device: Device, dtype: str) -> Engine:
+def small_engine(
+    config: ModelConfig, ops: ReferenceOps, device: Device, dtype: str, *, capture: Capture | None = None
+) -> Engine:
     """An engine with the random weights of the config's dtype, held as `dtype`: the reference widens them."""
 
     def upload(host: np.ndarray) -> Array:
@@ -75,6 +84,7 @@ def small_engine(config: ModelConfig, ops: ReferenceOps, device: Device, dtype: 
         max_model_len=512,
         vocab_limit=config.vocab_size,
         defaults=GenerationDefaults(temperature=0.0),
+        capture=capture,
     )
 
 
@@ -91,6 +101,18 @@ def answers(engine: Engine) -> dict[int, list[TokenEvent]]:
         for event in engine.step():
             found.setdefault(event.sequence.id, []).append(event)
     return found
+
+
+def token_ids(engine: Engine) -> list[list[int]]:
+    """Greedy and drawn answers to ragged prompts of which some enter a page, in steps that can be captured."""
+    rng = np.random.default_rng(0)
+    greedy = SamplingParams(temperature=0.0, max_tokens=4 * NUM_TOKENS, ignore_eos=True)
+    drawn = SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=2 * NUM_TOKENS, ignore_eos=True)
+    prompts = [rng.integers(0, 500, length).tolist() for length in PROMPT_LENGTHS]
+    sequences = [engine.add(prompt, params) for prompt in prompts for params in (greedy, drawn)]
+    while engine.has_work:
+        engine.step()
+    return [sequence.output_ids for sequence in sequences]
 
 
 def compare(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from cupyllm.cuda.loader import Mode, cuda_loader, emulated_loader
-from cupyllm.device import CupyDevice, Device, HostDevice
+from cupyllm.device import Capture, CupyDevice, Device, HostDevice
 from cupyllm.errors import DeviceError
 from cupyllm.model_config import ModelConfig
 from cupyllm.ops.cuda import CudaOps, check_model
@@ -37,6 +37,7 @@ class Backend(NamedTuple):
     reason: str
     cache_dtypes: tuple[str, ...] = ()
     warm_ups: Callable[[ModelConfig, str, str], list[WarmUp]] = lambda config, dtype, cache_dtype: []
+    capture: Capture | None = None  # captures launches of the ops, where they are launches
 
 
 def make_backend(
@@ -50,11 +51,13 @@ def make_backend(
     if device == "emulated":
         loader = emulated_loader(emulator_mode)
         reason = f"{emulator_mode} mode, {loader.facts.name}"
-        return Backend(CudaOps(loader, HostDevice()), HostDevice(), KERNEL_DTYPES, check_model, reason)
+        ops = CudaOps(loader, HostDevice())
+        return Backend(ops, HostDevice(), KERNEL_DTYPES, check_model, reason, capture=loader.capture)
     if device == "cuda":
         loader = cuda_loader()
         gpu = CupyDevice()
-        return Backend(CudaOps(loader, gpu), gpu, KERNEL_DTYPES, check_model, loader.facts.name)
+        ops = CudaOps(loader, gpu)
+        return Backend(ops, gpu, KERNEL_DTYPES, check_model, loader.facts.name, capture=loader.capture)
     assert device == "auto"
     try:
         return make_backend("cuda")

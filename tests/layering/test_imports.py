@@ -33,13 +33,19 @@ ALLOWED = {
     "beam_search": {"errors", "sequence"},
     "beam_rows": {"beam_search", "sampling_batch", "scheduler", "sequence"},
     "admission": {"beam_search", "errors", "model_config", "sampling", "sequence", "token_guide"},
+    "unread": {"device", "sampling_batch", "sequence"},
+    "decode_rows": {"batch", "device", "ops", "plan", "sampling_batch", "sequence", "unread"},
+    "decode_graphs": {
+        "batch", "decode_rows", "device", "kv_cache", "model", "ops", "plan", "sequence", "unread",
+    },
     "model_runner": {
-        "batch", "device", "kv_cache", "model", "ops", "plan", "prompt_reader", "sampling_batch", "sequence",
+        "batch", "decode_graphs", "device", "kv_cache", "model", "ops", "plan", "prompt_reader", "sampling_batch",
+        "sequence", "unread",
     },
     "engine": {
-        "admission", "beam_rows", "beam_search", "config", "device", "errors", "kv_cache", "model", "model_config",
-        "model_runner", "ops", "page_allocator", "plan", "prefix_cache", "prompt_readout", "sampling", "scheduler",
-        "sequence", "step_result",
+        "admission", "beam_rows", "beam_search", "config", "decode_graphs", "device", "errors", "kv_cache", "model",
+        "model_config", "model_runner", "ops", "page_allocator", "plan", "prefix_cache", "prompt_readout", "sampling",
+        "scheduler", "sequence", "step_result", "unread",
     },
     "tokenizer": {"errors", "json_object"},
 }  # fmt: skip

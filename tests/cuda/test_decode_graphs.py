@@ -1,0 +1,331 @@
+"""Captured decode steps under the emulator: the same tokens as without, nothing sent in vain, and faults that show."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupyllm.batch import Batch
+from cupyllm.checkpoint import Checkpoint
+from cupyllm.config import EngineConfig
+from cupyllm.cuda.loader import KernelLoader, emulated_loader
+from cupyllm.decode_graphs import bucket_of, context_bucket
+from cupyllm.device import Capture, HostDevice
+from cupyllm.engine import Engine
+from cupyllm.errors import ConfigError, DeviceError
+from cupyllm.kv_cache import allocate_kv_cache
+from cupyllm.model import make_model
+from cupyllm.model_config import GenerationDefaults, read_model_config
+from cupyllm.ops.cuda import CudaOps
+from cupyllm.ops.reference import ReferenceOps
+from cupyllm.ops.select import make_backend
+from cupyllm.sampling import SamplingParams
+from cupyllm.sequence import FinishReason, Sequence
+from cupyllm.startup import choose_capture
+from cupyllm.weights import load_weights
+from tests.engine_case import run_to_end
+from tests.tiny_checkpoint import write_tiny_checkpoint
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++: apt-get install g++")
+NUM_LAYERS = 2
+TIE = 64 * 2.0**-10  # of log-probabilities: every operand of two layers' products is rounded to float16
+GREEDY = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_checkpoint(
+        tmp_path_factory.mktemp("graphs") / "model",
+        dtype="float16",
+        num_layers=NUM_LAYERS,
+        hidden_size=128,
+        intermediate_size=104,
+        num_heads=2,
+        num_kv_heads=1,
+    )
+
+
+@pytest.fixture(scope="module")
+def loader() -> KernelLoader:
+    """One for all engines, so that each kernel is compiled once."""
+    return emulated_loader("fast")
+
+
+class CountingDevice(HostDevice):
+    """The host, which counts what is sent to it as to a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        object.__setattr__(self, "uploads", [])
+
+    uploads: list[int]
+
+    def upload(self, host: np.ndarray) -> np.ndarray:
+        self.uploads.append(host.nbytes)
+        return super().upload(host)
+
+
+def make_engine(
+    folder: Path,
+    ops: ReferenceOps,
+    *,
+    capture: Capture | None = None,
+    device: HostDevice | None = None,
+    num_pages: int = 200,
+    **config: Any,
+) -> Engine:
+    """Float16 weights for kernels, and float32 ones of the same values for the reference."""
+    device = device or HostDevice()
+    dtype = "float16" if isinstance(ops, CudaOps) else "float32"
+    model_config = read_model_config(folder)
+    weights = load_weights(Checkpoint.open(folder), model_config, dtype=dtype, upload=device.upload)
+    return Engine(
+        EngineConfig(page_size=16, **config),
+        make_model(model_config, weights, device, num_positions=512),
+        allocate_kv_cache(device, model_config, num_pages=num_pages, page_size=16, dtype=dtype),
+        ops,
+        device,
+        max_model_len=min(512, num_pages * 16),
+        vocab_limit=model_config.vocab_size,
+        defaults=GenerationDefaults(temperature=0.0),
+        capture=capture,
+    )
+
+
+def drive(engine: Engine, seed: int, steps: int) -> list[Sequence]:
+    """Joins, leaves, aborts and growing contexts, chosen by the seed alone; then the rest runs to its end."""
+    rng, asked = random.Random(seed), []
+    for step in range(steps):
+        if rng.random() < 0.2 and engine.num_waiting < 3:
+            kind = rng.randrange(4)
+            sampling: dict[str, Any] = {"temperature": 0.0} if kind < 2 else {"temperature": 0.9, "seed": step}
+            sampling |= {"top_k": rng.choice([0, 20]), "top_p": rng.choice([1.0, 0.8])} if kind == 3 else {}
+            sampling |= {"frequency_penalty": 0.5} if rng.random() < 0.15 else {}
+            params = SamplingParams(max_tokens=rng.randint(1, 40), ignore_eos=rng.random() < 0.5, **sampling)
+            prompt = [rng.randrange(500) for _ in range(rng.randint(1, 40))]
+            asked.append(engine.add(prompt, params))
+        if asked and rng.random() < 0.05:
+            engine.abort(rng.choice(asked))
+        if engine.has_work:
+            engine.step()
+            engine.scheduler.check_integrity()
+    run_to_end(engine)
+    return asked
+
+
+def answers(sequences: list[Sequence]) -> list[Any]:
+    return [(sequence.output_ids, sequence.finish_reason) for sequence in sequences]
+
+
+def is_tie(reference: Engine, ours: Sequence, theirs: Sequence) -> bool:
+    """Whether two answers part where the reference's choice is closer than the rounding of a float16 model."""
+    pairs = zip(ours.token_ids, theirs.token_ids, strict=False)
+    place = next((place for place, (own, other) in enumerate(pairs) if own != other), None)
+    if place is None:  # one was aborted or ended before the other
+        return False
+    reference.add(theirs.token_ids[:place], replace(GREEDY, max_tokens=1, logprobs=2))
+    (event,) = run_to_end(reference)
+    assert event.logprobs is not None
+    (first, value), (second, next_value) = event.logprobs.top
+    return {ours.token_ids[place], theirs.token_ids[place]} == {first, second} and value - next_value < TIE
+
+
+@pytest.mark.parametrize(("overlap", "num_pages"), [(False, 200), (True, 200), (True, 8)])
+def test_200_steps_of_every_change_give_the_tokens_of_the_uncaptured_engine(
+    folder: Path, loader: KernelLoader, overlap: bool, num_pages: int
+) -> None:
+    switches: dict[str, Any] = {"num_pages": num_pages, "max_decode_batch_size": 6, "max_step_tokens": 32}
+    captured, plain = (
+        make_engine(folder, CudaOps(loader, HostDevice()), capture=capture, overlap=overlap, **switches)
+        for capture in (loader.capture, None)
+    )
+    reference = make_engine(folder, ReferenceOps(), overlap=overlap, **switches)
+    asked = [drive(engine, seed=num_pages, steps=200) for engine in (captured, plain, reference)]
+    assert answers(asked[0]) == answers(asked[1])
+    greedy = [
+        (ours, theirs)
+        for ours, theirs in zip(asked[0], asked[2], strict=True)
+        if ours.params.temperature == 0 and not ours.params.changes_logits
+    ]
+    same = [ours.token_ids == theirs.token_ids or is_tie(reference, ours, theirs) for ours, theirs in greedy]
+    assert all(same), [ours.id for (ours, _), is_same in zip(greedy, same, strict=True) if not is_same]
+    assert sum(ours.token_ids == theirs.token_ids for ours, theirs in greedy) > 0.6 * len(greedy) > 5
+    assert len(captured.runner.graphs.graphs) >= 4, "greedy and sampled, in several sizes"
+    assert (captured.stats.num_preemptions > 0) == (num_pages == 8)
+
+
+def steady_engine(
+    folder: Path, loader: KernelLoader, count: int, device: HostDevice, params: SamplingParams = GREEDY
+) -> Engine:
+    """`count` sequences that decode, with a captured graph, all about to leave the first position of a page."""
+    switches = {"overlap": True, "max_decode_batch_size": 64, "max_prefill_batch_size": 64}
+    engine = make_engine(folder, CudaOps(loader, device), capture=loader.capture, device=device, **switches)
+    for number in range(count):
+        engine.add([number] * 14, params)
+    while min((sequence.num_tokens for sequence in engine.scheduler.decoding), default=0) < 18:
+        engine.step()
+    return engine
+
+
+@pytest.mark.parametrize("count", [1, 3, 21])
+def test_a_steady_step_sends_nothing_and_a_page_that_is_entered_less_than_256_bytes(
+    folder: Path, loader: KernelLoader, count: int
+) -> None:
+    device = CountingDevice()
+    engine = steady_engine(folder, loader, count, device)
+    for _ in range(2):
+        sent = []
+        for _ in range(16):
+            device.uploads.clear()
+            assert len(list(engine.step())) == count
+            sent.append(sum(device.uploads))
+        assert sorted(sent)[:15] == [0] * 15
+        assert 0 < max(sent) < 256
+
+
+@pytest.mark.parametrize(("params", "most"), [(GREEDY, 4), (SamplingParams(temperature=1.0, seed=1, max_tokens=60), 6)])
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_captured_step_has_six_launches_a_layer_and_few_around_them(
+    folder: Path, loader: KernelLoader, count: int, params: SamplingParams, most: int
+) -> None:
+    engine = steady_engine(folder, loader, count, HostDevice(), params)
+    (graph,) = [graph for key, graph in engine.runner.graphs.graphs.items() if key.rows == count]
+    assert graph.num_launches == 6 * NUM_LAYERS + most
+
+
+def test_a_joining_row_sends_its_own_words_only(folder: Path, loader: KernelLoader) -> None:
+    device = CountingDevice()
+    engine = steady_engine(folder, loader, 8, device)
+    sequences = list(engine.scheduler.decoding)
+    engine.abort(sequences[3])
+    device.uploads.clear()
+    engine.step()
+    # The last row moved: its context, page table of two pages, and token; the row that it left has four words.
+    assert 0 < sum(device.uploads) < 8 * 20
+    engine.step()
+    assert [sequence.num_tokens for sequence in sequences].count(sequences[0].num_tokens) == 7
+
+
+def run_with(folder: Path, loader: KernelLoader, ops: CudaOps, params: SamplingParams = GREEDY) -> list[list[int]]:
+    """Answers of a captured engine, in which every row enters a page."""
+    engine = make_engine(folder, ops, capture=loader.capture, overlap=True, max_decode_batch_size=4)
+    sequences = [engine.add([number + 1] * (10 + number), params) for number in range(3)]
+    run_to_end(engine)
+    return [sequence.output_ids for sequence in sequences]
+
+
+class FreedBuffer(CudaOps):
+    """Takes memory from outside the arena during a capture, and lets it go."""
+
+    def embedding(self, token_ids: Any, table: Any) -> Any:
+        copy = token_ids.copy()
+        return super().embedding(copy, table)
+
+
+class BakedLength(CudaOps):
+    """Tells the attention kernel the lengths that the rows have at the capture."""
+
+    def __init__(self, loader: KernelLoader, device: HostDevice) -> None:
+        super().__init__(loader, device)
+        self.kept: list[np.ndarray] = []
+
+    def paged_attention(self, q: Any, keys: Any, values: Any, batch: Batch, *, window: int | None = None) -> Any:
+        self.kept.append(batch.context_lens.copy())
+        return super().paged_attention(q, keys, values, batch._replace(context_lens=self.kept[-1]), window=window)
+
+
+class BakedScalar(CudaOps):
+    """Reads a value while it captures, and makes an argument of it."""
+
+    def paged_attention(self, q: Any, keys: Any, values: Any, batch: Batch, *, window: int | None = None) -> Any:
+        longest = int(batch.context_lens.max()) + 1
+        return super().paged_attention(q, keys, values, batch, window=longest)
+
+
+class ComputedAtTheCapture(CudaOps):
+    """Computes something on the spot instead of by a launch, and expects it to last in the arena."""
+
+    def embedding(self, token_ids: Any, table: Any) -> Any:
+        x = self.loader.empty((len(token_ids), table.shape[1]), np.float32)
+        x[:] = table[token_ids]
+        return x
+
+
+def test_a_buffer_that_was_let_go_after_the_capture_is_named(folder: Path, loader: KernelLoader) -> None:
+    with pytest.raises(DeviceError, match="graph: argument 0 of embedding was let go after the capture"):
+        run_with(folder, loader, FreedBuffer(loader, HostDevice()))
+
+
+@pytest.mark.parametrize("faulty", [BakedLength, BakedScalar, ComputedAtTheCapture])
+def test_what_is_baked_into_a_capture_gives_other_answers(
+    folder: Path, loader: KernelLoader, faulty: type[CudaOps]
+) -> None:
+    right = run_with(folder, loader, CudaOps(loader, HostDevice()))
+    assert run_with(folder, loader, faulty(loader, HostDevice())) != right
+
+
+def test_in_check_mode_a_captured_engine_reports_nothing(folder: Path) -> None:
+    checked = emulated_loader("check")
+    params = replace(GREEDY, max_tokens=9)
+    answers = run_with(folder, checked, CudaOps(checked, HostDevice()), params)
+    plain = make_engine(folder, CudaOps(emulated_loader("fast"), HostDevice()))
+    sequences = [plain.add([number + 1] * (10 + number), params) for number in range(3)]
+    run_to_end(plain)
+    assert answers == [sequence.output_ids for sequence in sequences]
+
+
+def test_a_failed_row_fails_alone(folder: Path, loader: KernelLoader) -> None:
+    engine = steady_engine(folder, loader, 3, HostDevice())
+    broken, *fine = engine.scheduler.decoding
+    for values in engine.runner.cache.values:
+        values[broken.page_table[0]] = np.nan
+    run_to_end(engine)
+    assert broken.finish_reason is FinishReason.ERROR
+    assert [sequence.num_output_tokens for sequence in fine] == [60, 60]
+
+
+def test_a_step_that_raises_leaves_an_engine_that_goes_on(folder: Path, loader: KernelLoader) -> None:
+    engine = steady_engine(folder, loader, 3, HostDevice())
+    graphs = engine.runner.graphs.graphs
+    kept = dict(graphs)
+
+    def fail() -> None:
+        raise RuntimeError("planted")
+
+    graphs.update({key: replace(graph, replay=fail) for key, graph in kept.items()})
+    with pytest.raises(RuntimeError, match="planted"):
+        engine.step()
+    engine.abort_all()
+    graphs.update(kept)
+    again = engine.add([0] * 14, GREEDY)
+    run_to_end(engine)
+    alone = make_engine(folder, CudaOps(loader, HostDevice()))
+    expected = alone.add([0] * 14, GREEDY)
+    run_to_end(alone)
+    assert again.output_ids == expected.output_ids
+
+
+def test_buckets() -> None:
+    assert [bucket_of(rows, 48) for rows in (1, 2, 3, 4, 5, 16, 17, 33, 48)] == [1, 2, 4, 4, 8, 16, 32, 48, 48]
+    assert [context_bucket(longest) for longest in (1, 1024, 1025, 4096, 40_000)] == [1024, 1024, 4096, 4096, 65_536]
+
+
+@pytest.mark.parametrize(
+    ("device", "graphs", "captures"),
+    [("emulated", "auto", False), ("emulated", True, True), ("reference", "auto", False), ("reference", False, False)],
+)
+def test_graphs_of_the_config(device: str, graphs: bool | str, captures: bool) -> None:
+    config = EngineConfig(device=device, graphs=graphs)
+    assert (choose_capture(config, make_backend(device)) is not None) == captures
+
+
+def test_graphs_where_nothing_is_launched_are_refused() -> None:
+    config = EngineConfig(device="reference", graphs=True)
+    with pytest.raises(ConfigError, match='graphs true is not supported on device "reference"; use "cuda" or "emul'):
+        choose_capture(config, make_backend("reference"))
