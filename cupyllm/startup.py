@@ -22,7 +22,7 @@ from cupyllm.model_config import GenerationDefaults, ModelConfig, read_generatio
 from cupyllm.ops.select import Backend, make_backend
 from cupyllm.structured.compiler import GuideCompiler
 from cupyllm.tokenizer import Tokenizer
-from cupyllm.weights import load_weights, weight_bytes
+from cupyllm.weights import Upload, load_weights, weight_bytes
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
     dtype = choose_dtype(config, model_config, backend)
     cache_dtype = choose_cache_dtype(config, dtype, backend)
     capture = choose_capture(config, backend)
+    upload = choose_upload(config, model_config, backend)
     size = size_cache(config, model_config, dtype, cache_dtype, backend.device)
 
     vocab_limit = min(model_config.vocab_size, tokenizer.num_tokens)
@@ -83,10 +84,10 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
             checkpoint,
             model_config,
             dtype=dtype,
-            upload=backend.device.upload,
+            upload=upload,
             progress=bar.update,
         )
-    warm_ups = backend.warm_ups(model_config, dtype, cache_dtype)
+    warm_ups = backend.warm_ups(model_config, dtype, cache_dtype, upload)
     for warm_up in tqdm(warm_ups, desc="preparing kernels", leave=False, disable=not (show_progress and warm_ups)):
         warm_up.run()
     engine = Engine(
@@ -115,7 +116,7 @@ def _facts(
     return (
         ("model", f"{config.model} ({model.model_type}, {model.num_layers} layers)"),
         ("device", f"{backend.ops.name} ({backend.reason})"),
-        ("dtype", f"{dtype} (checkpoint: {model.dtype})"),
+        ("dtype", f"{'int8, from ' if config.weights == 'int8' else ''}{dtype} (checkpoint: {model.dtype})"),
         (
             "cache",
             f"{pages} pages of {config.page_size} tokens = {num_tokens} tokens in {cache_dtype}, {gib:.3g} GiB"
@@ -182,6 +183,16 @@ def choose_capture(config: EngineConfig, backend: Backend) -> Capture | None:
         raise ConfigError(f'graphs true is not supported on device "{config.device}"; use "cuda" or "emulated"')
     wanted = backend.device.is_async if config.graphs == "auto" else config.graphs
     return backend.capture if wanted else None
+
+
+def choose_upload(config: EngineConfig, model: ModelConfig, backend: Backend) -> Upload:
+    """How weights get from the host's arrays to what the ops take."""
+    if config.weights != "int8":
+        return backend.device.upload
+    if backend.int8_upload is None:
+        problem = f"is not supported on {backend.ops.name} ({backend.reason})"
+        raise ConfigError(f'weights "int8" {problem}; use device "cpu" with numba installed')
+    return backend.int8_upload(model)
 
 
 def _cache_gib(config: EngineConfig, model: ModelConfig, dtype: str, device: Device) -> tuple[float, str]:

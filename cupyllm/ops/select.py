@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from cupyllm.cuda.loader import Mode, cuda_loader, emulated_loader
@@ -11,6 +12,7 @@ from cupyllm.errors import DeviceError
 from cupyllm.model_config import ModelConfig
 from cupyllm.ops.cuda import CudaOps, check_model
 from cupyllm.ops.reference import ReferenceOps
+from cupyllm.weights import Upload
 
 KERNEL_DTYPES = ("float16", "bfloat16")
 CPU_DTYPES = ("bfloat16", "float16", "float32")
@@ -36,7 +38,9 @@ class Backend(NamedTuple):
     check_model: Callable[[ModelConfig, int], None]  # config, page_size; raises DeviceError for what it cannot run
     reason: str
     cache_dtypes: tuple[str, ...] = ()
-    warm_ups: Callable[[ModelConfig, str, str], list[WarmUp]] = lambda config, dtype, cache_dtype: []
+    # config, dtype, cache_dtype, what weights are uploaded with
+    warm_ups: Callable[[ModelConfig, str, str, Upload], list[WarmUp]] = lambda config, dtype, cache_dtype, upload: []
+    int8_upload: Callable[[ModelConfig], Upload] | None = None  # None: there are no kernels for `weights: "int8"`
     capture: Capture | None = None  # captures launches of the ops, where they are launches
 
 
@@ -78,12 +82,12 @@ def _cpu(cpu_isa: str, threads: int | str) -> Backend:
         if cpu_isa != "auto" or threads != "auto":
             raise DeviceError("cpu_isa and threads need compiled kernels: pip install 'cupyllm[cpu]'") from None
         return _reference("NumPy; for compiled kernels, pip install 'cupyllm[cpu]'")
-    from cupyllm.ops.cpu.backend import check_model, make_ops, warm_ups  # numba takes a second to import
+    from cupyllm.ops.cpu.backend import check_model, make_int8, make_ops, warm_ups  # numba takes a second to import
 
     ops = make_ops(cpu_isa, threads)
     reason = f"numba, {ops.isa.name}, {ops.threads} thread{'s' * (ops.threads > 1)}"
 
-    def warm_ups_of(config: ModelConfig, dtype: str, cache_dtype: str) -> list[WarmUp]:
-        return [WarmUp(name, run) for name, run in warm_ups(ops, config, dtype, cache_dtype)]
+    def warm_ups_of(config: ModelConfig, dtype: str, cache_dtype: str, upload: Upload) -> list[WarmUp]:
+        return [WarmUp(name, run) for name, run in warm_ups(ops, config, dtype, cache_dtype, upload)]
 
-    return Backend(ops, HostDevice(), CPU_DTYPES, check_model, reason, CPU_DTYPES, warm_ups_of)
+    return Backend(ops, HostDevice(), CPU_DTYPES, check_model, reason, CPU_DTYPES, warm_ups_of, partial(make_int8, ops))

@@ -25,7 +25,7 @@ from tests.tiny_checkpoint import write_tiny_checkpoint
 
 pytest.importorskip("numba", reason="needs numba: pip install 'cupyllm[cpu]'")
 
-from cupyllm.ops.cpu.backend import check_model, make_ops
+from cupyllm.ops.cpu.backend import check_model, make_int8, make_ops
 from cupyllm.ops.cpu.isa import available
 from cupyllm.ops.cpu.ops import CpuOps
 
@@ -205,6 +205,40 @@ def test_a_querys_attention_is_the_same_in_a_prompt_and_as_a_decode_row(window: 
             )
 
 
+@pytest.mark.parametrize("isa", available(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("num_tokens", [1, 3, 70])
+def test_int8_products_are_those_of_the_quantised_numbers(isa: Any, num_tokens: int) -> None:
+    ops, weight = CpuOps(isa, 2), random(374, 128) / 8
+    matrix, bias = ops.quantise(weight), random(374, seed=1)
+    rounded = matrix.dequantised()
+    assert (matrix.shape, len(matrix), matrix.nbytes) == (weight.shape, 374, 374 * 132)
+    steps = np.abs(weight.reshape(374, 2, 64)).max(axis=2, keepdims=True) / 127
+    assert np.all(np.abs(rounded - weight).reshape(374, 2, 64) <= 0.51 * steps), "to the nearest, scales being bf16"
+    x, norm = random(num_tokens, 128, seed=2), Norm(random(128, seed=3), 1e-6)
+    x[0, 5] = 1e4  # a large activation takes precision from its own group only
+    normed = REFERENCE.rms_norm(x, norm).reshape(num_tokens, 2, 64)
+    scales = np.abs(normed).max(axis=2, keepdims=True) / 127
+    quantised = (np.rint(normed / scales) * scales).reshape(num_tokens, 128)
+    y = ops.linear(x, matrix, bias, norm=norm)
+    np.testing.assert_allclose(y, quantised @ rounded.T + bias, rtol=1e-4, atol=1e-4)
+    hidden = ops.gate_up_silu_mul(x, matrix, norm=norm)
+    np.testing.assert_allclose(hidden, REFERENCE.silu_mul(quantised @ rounded.T), rtol=1e-3, atol=1e-3)
+    for t in range(num_tokens):
+        np.testing.assert_array_equal(ops.linear(x[t : t + 1], matrix, bias, norm=norm)[0], y[t])
+        np.testing.assert_array_equal(ops.gate_up_silu_mul(x[t : t + 1], matrix, norm=norm)[0], hidden[t])
+    np.testing.assert_array_equal(ops.embedding(np.array([373, 0], np.int32), matrix), rounded[[373, 0]])
+
+
+def test_int8_keeps_what_is_not_finite_and_zeros() -> None:
+    ops = CpuOps(BEST, 1)
+    matrix = ops.quantise(np.concatenate([np.zeros((1, 64), np.float32), random(7, 64)]))
+    x = random(3, 64, seed=1)
+    x[0], x[1, 3], x[2, 9] = 0.0, np.nan, np.inf
+    y = ops.linear(x, matrix)
+    np.testing.assert_array_equal(y[0], np.zeros(8))
+    assert np.isnan(y[1:]).all()
+
+
 def logprobs_of(engine: Any, prompts: list[list[int]]) -> list[Any]:
     """Tokens and log-probabilities of a few steps of every prompt, all added at once."""
     params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, logprobs=5)
@@ -298,9 +332,25 @@ def test_what_the_machine_does_not_have_is_refused(tmp_path: Path) -> None:
         LLM("demo", kv_cache_dtype="int3")
     with pytest.raises(ConfigError, match='"bfloat16" is not supported on device "reference" with weights in float32'):
         LLM("demo", device="reference", kv_cache_dtype="bfloat16")
+    with pytest.raises(ConfigError, match='weights "int8" is not supported on reference'):
+        LLM("demo", device="reference", weights="int8")
+    narrow = read_model_config(write_tiny_checkpoint(tmp_path / "narrow"))
+    with pytest.raises(
+        DeviceError, match='weights "int8" needs multiples of 64, and this model has intermediate_size 96'
+    ):
+        make_int8(make_ops("auto", 1), narrow)
     odd = read_model_config(write_tiny_checkpoint(tmp_path / "model", intermediate_size=100))
     with pytest.raises(DeviceError, match='intermediate_size 100; use device "reference"'):
         check_model(odd, 16)
+
+
+def test_int8_weights_of_the_demo_model_take_half_the_memory_and_answer_alike() -> None:
+    question, greedy = [{"role": "user", "content": "What is a page table?"}], SamplingParams(temperature=0)
+    int8, bf16 = (LLM("demo", device="cpu", weights=weights, kv_cache_gib=0.05) for weights in ("int8", "as stored"))
+    sizes = [llm.engine.runner.model.weights.layers[0].gate_up.nbytes for llm in (int8, bf16)]
+    assert sizes[0] < 0.52 * sizes[1]
+    answers = [llm.chat(question, greedy)[0].outputs[0].text for llm in (int8, bf16)]
+    assert answers[0].split()[:8] == answers[1].split()[:8]
 
 
 @pytest.mark.parametrize("kv_cache_dtype", ["auto", "bfloat16"])

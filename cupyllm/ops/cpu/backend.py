@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from cupyllm.batch import Batch
 from cupyllm.device import HostDevice
 from cupyllm.errors import DeviceError
 from cupyllm.model_config import ModelConfig
+from cupyllm.ops.cpu.dot_tile import GROUP
 from cupyllm.ops.cpu.isa import choose, usable_processors
 from cupyllm.ops.cpu.ops import CpuOps
 from cupyllm.ops.reference import Norm
@@ -39,10 +41,26 @@ def make_ops(cpu_isa: str, threads: int | str) -> CpuOps:
     return CpuOps(choose(cpu_isa), threads)
 
 
-def warm_ups(ops: CpuOps, config: ModelConfig, dtype: str, cache_dtype: str) -> list[tuple[str, Callable[[], object]]]:
+def make_int8(ops: CpuOps, config: ModelConfig) -> Callable[[np.ndarray], Any]:
+    """The function that quantises what is a matrix of the host arrays it is given, for `weights: "int8"`.
+
+    Raises DeviceError for a model whose rows cannot be cut into groups.
+    """
+    widths = {"hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size}
+    widths["num_attention_heads * head_dim"] = config.num_heads * config.head_size
+    wrong = [f"{name} {width}" for name, width in widths.items() if width % GROUP]
+    if wrong:
+        raise DeviceError(f'weights "int8" needs multiples of {GROUP}, and this model has {", ".join(wrong)}')
+    return lambda host: ops.quantise(host) if host.ndim == 2 else host
+
+
+def warm_ups(
+    ops: CpuOps, config: ModelConfig, dtype: str, cache_dtype: str, upload: Callable[[np.ndarray], Any]
+) -> list[tuple[str, Callable[[], object]]]:
     """What to run once so that every kernel of this model is compiled, or read from disk: (op, call) pairs.
 
-    Each op runs on the model's own widths, but on few rows of weights, so the time is that of compiling.
+    Each op runs on the model's own widths, but on few rows of weights, so the time is that of compiling. `upload` is
+    what the weights go through.
     """
     device, C, I, D = HostDevice(), config.hidden_size, config.intermediate_size, config.head_size  # noqa: E741
     H, KH, Q = config.num_heads, config.num_kv_heads, config.num_heads * config.head_size
@@ -54,15 +72,20 @@ def warm_ups(ops: CpuOps, config: ModelConfig, dtype: str, cache_dtype: str) -> 
     def activations(width: int) -> np.ndarray:
         return np.zeros((1, width), np.float32)
 
-    def weights(rows: int, width: int) -> np.ndarray:
-        return device.zeros((rows, width), dtype)
+    def weights(rows: int, width: int) -> Any:
+        return upload(device.zeros((rows, width), dtype))
+
+    def linear() -> None:
+        for width in (C, Q, I):
+            ops.linear(activations(width), weights(8, width))
+        ops.linear(activations(C), weights(8, C), device.zeros((8,), dtype), norm=norm)
 
     def rope() -> None:
         table, qkv = activations(D), activations((H + 2 * KH) * D)
         ops.rope_and_kv_write(qkv, table, batch, cache, cache.copy(), q_norm=head_norm, k_norm=head_norm)
 
     return [
-        ("linear", lambda: [ops.linear(activations(K), weights(4, K), norm=None) for K in (C, Q, I)]),
+        ("linear", linear),
         ("gate_up_silu_mul", lambda: ops.gate_up_silu_mul(activations(C), weights(8, C), norm=norm)),
         ("paged_attention", lambda: ops.paged_attention(activations(Q).reshape(1, H, D), cache, cache, batch)),
         ("rope_and_kv_write", rope),

@@ -20,23 +20,31 @@ from numba import types
 from cupyllm.ops.cpu.compile import instruction
 from cupyllm.ops.cpu.vectors import (
     BF16,
+    F32,
     I32,
     I64,
+    INT8,
     Builder,
     Value,
     bf16_dot,
     data_pointer,
     even_of_pairs,
+    int8_dot,
     load,
     load_pairs,
     load_widened,
     multiply_add,
     number,
     odd_of_pairs,
+    splat,
     store,
     sums_of_four,
     vector_type,
 )
+
+# int8 (int8.py): so many numbers of a token share a scale, and take so many bytes with all that is known of them.
+GROUP = 64
+GROUP_BYTES = 3 * GROUP
 
 
 def _dot_tile(
@@ -54,7 +62,7 @@ def _dot_tile(
     (float32, ROWS * COLUMNS * LANES numbers from totals_offset), and one that is not the first begins with them.
 
     w is float32, FP16 or BF16; x is float32 in the order that `pack` gives it (linear.py), or, with 16 lanes and w in
-    BF16, BF16 too.
+    BF16, BF16 too. Or w is INT8 with the scales behind each row, and x as `pack_int8` makes it (int8.py).
     """
     arguments = (
         y, y_offset, y_stride, w, w_offset, w_stride, x, x_offset, x_stride, totals, totals_offset, k_start, k_stop,
@@ -72,7 +80,7 @@ def _dot_tile(
         x_pointer = data_pointer(context, builder, x, values[6], numbers[7])
         w_rows = [builder.gep(w_pointer, [builder.mul(numbers[5], number(row))]) for row in range(rows)]
         x_rows = [builder.gep(x_pointer, [builder.mul(numbers[8], number(column))]) for column in range(columns)]
-        step = _Step(builder, w.dtype, x.dtype, lanes, w_rows, x_rows)
+        step = _Step(builder, w.dtype, x.dtype, lanes, w_rows, x_rows, numbers[13])
         kept = data_pointer(context, builder, totals, values[9], numbers[10])
         places = [number(place * lanes) for place in range(rows * columns)]
         is_first = builder.icmp_signed("==", numbers[11], number(0))
@@ -113,7 +121,7 @@ def _zeros_or_kept(builder: Builder, is_first: Value, kept: Value, places: list[
 
 
 def _loop(builder: Builder, step: _Step, starts: list[Value], k_start: Value, k_stop: Value) -> list[Value]:
-    """for k in range(k_start, k_stop, 2 * lanes): totals = step(k, totals), with the totals in registers."""
+    """for k in range(k_start, k_stop, step.width): totals = step(k, totals), with the totals in registers."""
     before = builder.block
     body, after = builder.append_basic_block("tile_step"), builder.append_basic_block("tile_end")
     builder.branch(body)
@@ -122,7 +130,7 @@ def _loop(builder: Builder, step: _Step, starts: list[Value], k_start: Value, k_
     k.add_incoming(k_start, before)
     totals = [builder.phi(start.type) for start in starts]
     new_totals = step.emit(k, totals)
-    next_k = builder.add(k, number(2 * step.lanes))
+    next_k = builder.add(k, number(step.width))
     k.add_incoming(next_k, body)
     for total, start, new_total in zip(totals, starts, new_totals, strict=True):
         total.add_incoming(start, before)
@@ -136,13 +144,23 @@ class _Step:
     """One step of the loop, by the types of the operands. totals[column * rows + row] is that pair's vector."""
 
     def __init__(
-        self, builder: Builder, w_type: Any, x_type: Any, lanes: int, w_rows: list[Value], x_rows: list[Value]
+        self,
+        builder: Builder,
+        w_type: Any,
+        x_type: Any,
+        lanes: int,
+        w_rows: list[Value],
+        x_rows: list[Value],
+        length: Value,
     ) -> None:
         self.builder, self.lanes, self.w_rows, self.x_rows = builder, lanes, w_rows, x_rows
-        self.w_type, self.x_type = w_type, x_type
-        assert x_type == types.float32 or (w_type == x_type == BF16 and lanes == 16)
+        self.w_type, self.x_type, self.length = w_type, x_type, length
+        assert x_type == types.float32 or w_type == x_type == INT8 or (w_type == x_type == BF16 and lanes == 16)
+        self.width = GROUP if w_type == INT8 else 2 * lanes  # numbers of every row that a step takes
 
     def emit(self, k: Value, totals: list[Value]) -> list[Value]:
+        if self.w_type == INT8:
+            return self._int8(k, totals)
         if self.w_type != BF16:
             return self._plain(k, totals)
         pairs = [load_pairs(self.builder, row, k, self.lanes) for row in self.w_rows]
@@ -170,3 +188,27 @@ class _Step:
         xs = [load_pairs(self.builder, row, k, self.lanes) for row in self.x_rows]
         operands = [(w, x) for x in xs for w in pairs]
         return [bf16_dot(self.builder, total, w, x) for (w, x), total in zip(operands, totals, strict=True)]
+
+    def _int8(self, k: Value, totals: list[Value]) -> list[Value]:
+        """One group: its whole-number sum for every pair of rows, times the group's scales in w and in x."""
+        builder, lanes = self.builder, self.lanes
+        whole = ir.VectorType(I32, lanes)
+        x_group = builder.mul(builder.udiv(k, number(GROUP)), number(GROUP_BYTES))
+        sums: list[Value] = [ir.Constant(whole, None)] * len(totals)
+        for part in range(0, GROUP, 4 * lanes):  # bytes of a vector
+            ws = [load(builder, row, builder.add(k, number(part)), whole) for row in self.w_rows]
+            xs = [load(builder, row, builder.add(x_group, number(part)), whole) for row in self.x_rows]
+            corrections = [load(builder, row, builder.add(x_group, number(GROUP + part)), whole) for row in self.x_rows]
+            pairs = [(w, x, correction) for x, correction in zip(xs, corrections, strict=True) for w in ws]
+            sums = [
+                int8_dot(builder, correction if part == 0 else builder.add(total, correction), w, x)
+                for (w, x, correction), total in zip(pairs, sums, strict=True)
+            ]
+        w_place = builder.add(self.length, builder.mul(builder.udiv(k, number(GROUP)), number(2)))
+        x_place = builder.add(x_group, number(2 * GROUP))
+        w_bits = [builder.zext(load(builder, row, w_place, ir.IntType(16)), I32) for row in self.w_rows]
+        w_scales = [builder.bitcast(builder.shl(bits, ir.Constant(I32, 16)), F32) for bits in w_bits]
+        x_scales = [load(builder, row, x_place, F32) for row in self.x_rows]
+        scales = [splat(builder, builder.fmul(w, x), lanes) for x in x_scales for w in w_scales]
+        floats = [builder.sitofp(total, vector_type(lanes)) for total in sums]
+        return [multiply_add(builder, a, b, total) for a, b, total in zip(floats, scales, totals, strict=True)]

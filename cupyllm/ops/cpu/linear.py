@@ -20,7 +20,9 @@ import numpy as np
 
 from cupyllm.ops.cpu.compile import kernel, part
 from cupyllm.ops.cpu.dot_tile import dot_tile
+from cupyllm.ops.cpu.int8 import pack_int8
 from cupyllm.ops.cpu.numerics import fetch_ahead, load_number, silu, store_number
+from cupyllm.ops.cpu.rms import inverse_root_mean_square
 from cupyllm.ops.cpu.team import THREADS, share_out
 
 FEW_TOKENS = 16
@@ -38,26 +40,27 @@ class LinearKernels(NamedTuple):
 
 
 @cache
-def linear_kernels(lanes: int, bf16_pairs: bool) -> LinearKernels:
+def linear_kernels(lanes: int, bf16_pairs: bool, int8: bool) -> LinearKernels:
     """For rows of weights whose length is a multiple of 2 * lanes; `bf16_pairs`: bf16 weights, float32 activations."""
     LANES, PAIRS = lanes, bf16_pairs
+    pack = pack_int8 if int8 else pack_floats
 
     @kernel()
     def linear(team: Any, y: Any, x: Any, w: Any, bias: Any, residual: Any, norm: Any, eps: float, packed: Any) -> None:
         """y (T, N) = norm(x) (T, K) @ w.T (N, K) + bias + residual; an empty array leaves its part out."""
-        T, (N, K) = len(x), w.shape
-        share_out(team, pack, chunks_of(T, FEW_TOKENS), (packed, x, norm, eps), (PAIRS, LANES))
+        (T, K), N = x.shape, len(w)
+        share_out(team, pack, chunks_of(T, FEW_TOKENS), (FEW_TOKENS, packed, x, norm, eps), (PAIRS, LANES))
         rows, tokens = chunk_shape(T, N, K * w.itemsize, team[THREADS])
-        arguments = (y, w, packed, bias, residual, rows, tokens)
+        arguments = (y, w, packed, bias, residual, rows, tokens, K)
         share_out(team, linear_chunk, chunks_of(N, rows) * chunks_of(T, tokens), arguments, (LANES,))
 
     @kernel()
     def gate_up_silu_mul(team: Any, y: Any, x: Any, w: Any, norm: Any, eps: float, packed: Any) -> None:
         """y (T, I) = SiLU(gate) * up, where gate and up are norm(x) (T, K) @ w.T (2 * I, K)."""
-        T, I, K = len(x), len(w) // 2, w.shape[1]  # noqa: E741
-        share_out(team, pack, chunks_of(T, FEW_TOKENS), (packed, x, norm, eps), (PAIRS, LANES))
+        (T, K), I = x.shape, len(w) // 2  # noqa: E741
+        share_out(team, pack, chunks_of(T, FEW_TOKENS), (FEW_TOKENS, packed, x, norm, eps), (PAIRS, LANES))
         rows, tokens = chunk_shape(T, I, 2 * K * w.itemsize, team[THREADS])
-        arguments = (y, w, packed, rows, tokens)
+        arguments = (y, w, packed, rows, tokens, K)
         share_out(team, gate_up_chunk, chunks_of(I, rows) * chunks_of(T, tokens), arguments, (LANES,))
 
     return LinearKernels(linear, gate_up_silu_mul)
@@ -84,14 +87,14 @@ def chunk_shape(num_tokens: int, num_rows: int, row_bytes: int, threads: int) ->
 
 @part
 def linear_chunk(
-    chunk: int, y: Any, w: Any, packed: Any, bias: Any, residual: Any, rows: int, tokens: int, LANES: int
+    chunk: int, y: Any, w: Any, packed: Any, bias: Any, residual: Any, rows: int, tokens: int, K: int, LANES: int
 ) -> None:
     """`rows` columns of y for `tokens` tokens."""
     T, N = y.shape
     token_chunks = chunks_of(T, tokens)
     n0, t0 = chunk // token_chunks * rows, chunk % token_chunks * tokens
     n1, t1 = min(n0 + rows, N), min(t0 + tokens, T)
-    products(y, t0, n0, w, n0, n1, packed, t0, t1, LANES)
+    products(y, t0, n0, w, n0, n1, packed, t0, t1, K, LANES)
     if len(bias):
         for t in range(t0, t1):
             for n in range(n0, n1):
@@ -103,15 +106,15 @@ def linear_chunk(
 
 
 @part
-def gate_up_chunk(chunk: int, y: Any, w: Any, packed: Any, rows: int, tokens: int, LANES: int) -> None:
+def gate_up_chunk(chunk: int, y: Any, w: Any, packed: Any, rows: int, tokens: int, K: int, LANES: int) -> None:
     """`rows` columns of y for `tokens` tokens."""
     T, I = y.shape  # noqa: E741
     token_chunks = chunks_of(T, tokens)
     n0, t0 = chunk // token_chunks * rows, chunk % token_chunks * tokens
     n1, t1 = min(n0 + rows, I), min(t0 + tokens, T)
     gate_up = np.empty((t1 - t0, 2 * rows), np.float32)
-    products(gate_up, 0, 0, w, n0, n1, packed, t0, t1, LANES)
-    products(gate_up, 0, rows, w, I + n0, I + n1, packed, t0, t1, LANES)
+    products(gate_up, 0, 0, w, n0, n1, packed, t0, t1, K, LANES)
+    products(gate_up, 0, rows, w, I + n0, I + n1, packed, t0, t1, K, LANES)
     for t in range(t1 - t0):
         for n in range(n1 - n0):
             y[t0 + t, n0 + n] = silu(gate_up[t, n]) * gate_up[t, rows + n]
@@ -119,16 +122,16 @@ def gate_up_chunk(chunk: int, y: Any, w: Any, packed: Any, rows: int, tokens: in
 
 @part
 def products(
-    y: Any, row: int, column: int, w: Any, first: int, last: int, packed: Any, start: int, stop: int, LANES: int
+    y: Any, row: int, column: int, w: Any, first: int, last: int, packed: Any, start: int, stop: int, K: int, LANES: int
 ) -> None:
     """y[row:, column:] = the products of tokens start:stop and the rows first:last of w."""
-    K, stride = w.shape[1], y.shape[1]
+    W, X, stride = w.shape[1], packed.shape[1], y.shape[1]  # numbers of memory in a row
     if stop - start == 1:
-        one_token(y, row, column, w, first, last, packed, start, LANES)
+        one_token(y, row, column, w, first, last, packed, start, K, LANES)
         return
     few = stop - start <= FEW_TOKENS
     piece = K if few else min(K, _PIECE)
-    group = FEW_TOKENS if few else max(_GROUP_BYTES // (piece * packed.itemsize) // 4 * 4, 4)
+    group = FEW_TOKENS if few else max(_GROUP_BYTES // (piece * X // K * packed.itemsize) // 4 * 4, 4)
     totals = np.empty((stop - start) * (last - first) * LANES if piece < K else 0, np.float32)
     for k0 in range(0, K, piece):
         k1 = min(k0 + piece, K)
@@ -136,56 +139,57 @@ def products(
             t1 = min(t0 + group, stop)
             for n in range(first, last - 3, 4):
                 if few:  # all that the next rows need, while these are worked on
-                    fetch_ahead(w, (n + 4) * K, 4 * K)
+                    fetch_ahead(w, (n + 4) * W, 4 * W)
                 kept = ((t0 - start) * (last - first) + (n - first) * (t1 - t0)) * LANES
-                four_rows(y, row + t0 - start, column + n - first, w, n, packed, t0, t1, totals, kept, k0, k1, LANES)
+                four_rows(y, row + t0 - start, column + n - first, w, n, packed, t0, t1, totals, kept, k0, k1, K, LANES)
     for n in range(last - (last - first) % 4, last):  # the rest
         for t in range(start, stop):
             place = (row + t - start) * stride + column + n - first
-            dot_tile(y, place, stride, w, n * K, K, packed, t * K, K, totals, 0, 0, K, K, 1, 1, LANES)
+            dot_tile(y, place, stride, w, n * W, W, packed, t * X, X, totals, 0, 0, K, K, 1, 1, LANES)
 
 
 @part
-def one_token(y: Any, row: int, column: int, w: Any, first: int, last: int, packed: Any, t: int, LANES: int) -> None:
+def one_token(
+    y: Any, row: int, column: int, w: Any, first: int, last: int, packed: Any, t: int, K: int, LANES: int
+) -> None:
     """y[row, column:] = the products of token t and the rows first:last of w, 8 rows at a time: the more rows, the more
     reads from memory are under way.
     """
-    K, place, n = w.shape[1], row * y.shape[1] + column, first
+    W, X, place, n = w.shape[1], packed.shape[1], row * y.shape[1] + column, first
     while n + 8 <= last:
-        dot_tile(y, place + n - first, 0, w, n * K, K, packed, t * K, 0, y, 0, 0, K, K, 8, 1, LANES)
+        dot_tile(y, place + n - first, 0, w, n * W, W, packed, t * X, 0, y, 0, 0, K, K, 8, 1, LANES)
         n += 8
     while n < last:
-        dot_tile(y, place + n - first, 0, w, n * K, K, packed, t * K, 0, y, 0, 0, K, K, 1, 1, LANES)
+        dot_tile(y, place + n - first, 0, w, n * W, W, packed, t * X, 0, y, 0, 0, K, K, 1, 1, LANES)
         n += 1
 
 
 @part
 def four_rows(
     y: Any, row: int, column: int, w: Any, n: int, packed: Any, start: int, stop: int,
-    totals: Any, kept: int, k0: int, k1: int, LANES: int,
+    totals: Any, kept: int, k0: int, k1: int, K: int, LANES: int,
 ) -> None:  # fmt: skip
     """The products of tokens start:stop and the rows n to n + 3 of w, from k0 to k1."""
-    K, stride = w.shape[1], y.shape[1]
+    W, X, stride = w.shape[1], packed.shape[1], y.shape[1]  # numbers of memory in a row
     t, place = start, row * stride + column
     while t + 4 <= stop:
-        dot_tile(y, place, stride, w, n * K, K, packed, t * K, K, totals, kept, k0, k1, K, 4, 4, LANES)
+        dot_tile(y, place, stride, w, n * W, W, packed, t * X, X, totals, kept, k0, k1, K, 4, 4, LANES)
         t, place, kept = t + 4, place + 4 * stride, kept + 16 * LANES
     if t + 2 <= stop:
-        dot_tile(y, place, stride, w, n * K, K, packed, t * K, K, totals, kept, k0, k1, K, 4, 2, LANES)
+        dot_tile(y, place, stride, w, n * W, W, packed, t * X, X, totals, kept, k0, k1, K, 4, 2, LANES)
         t, place, kept = t + 2, place + 2 * stride, kept + 8 * LANES
     if t < stop:
-        dot_tile(y, place, stride, w, n * K, K, packed, t * K, K, totals, kept, k0, k1, K, 4, 1, LANES)
+        dot_tile(y, place, stride, w, n * W, W, packed, t * X, X, totals, kept, k0, k1, K, 4, 1, LANES)
 
 
 @part
-def pack(chunk: int, packed: Any, x: Any, norm: Any, eps: float, PAIRS: bool, LANES: int) -> None:
-    """packed[t] = norm(x[t]), as float32 or bf16, for FEW_TOKENS tokens.
+def pack_floats(chunk: int, size: int, packed: Any, x: Any, norm: Any, eps: float, PAIRS: bool, LANES: int) -> None:
+    """packed[t] = norm(x[t]), as float32 or bf16, for `size` tokens.
 
     PAIRS: of 2 * LANES numbers the even ones come first, then the odd ones, as dot_tile widens bf16 weights.
     """
     K, normed = x.shape[1], len(norm) > 0
-    first = chunk * FEW_TOKENS
-    for t in range(first, min(first + FEW_TOKENS, len(x))):
+    for t in range(chunk * size, min((chunk + 1) * size, len(x))):
         scale = inverse_root_mean_square(x, t * K, K, eps, LANES) if normed else np.float32(1)
         for k in range(0, K, 2 * LANES):
             for lane in range(LANES):
@@ -195,11 +199,3 @@ def pack(chunk: int, packed: Any, x: Any, norm: Any, eps: float, PAIRS: bool, LA
                     a, b = a * norm[even], b * norm[odd]
                 store_number(packed, t * K + k + lane, a)
                 store_number(packed, t * K + k + LANES + lane, b)
-
-
-@part
-def inverse_root_mean_square(x: Any, offset: int, length: int, eps: float, LANES: int) -> Any:
-    """1 / sqrt(mean(x ** 2) + eps) of `length` numbers of x's memory."""
-    squares = np.empty(1, np.float32)
-    dot_tile(squares, 0, 0, x, offset, 0, x, offset, 0, squares, 0, 0, length, length, 1, 1, LANES)
-    return np.float32(1) / np.sqrt(squares[0] / np.float32(length) + np.float32(eps))

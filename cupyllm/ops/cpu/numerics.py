@@ -53,6 +53,23 @@ def _store_number(typing_context: Any, array: Any, offset: Any, value: Any) -> A
     return types.void(array, offset, value), generate
 
 
+def _store_bits(typing_context: Any, array: Any, offset: Any, value: Any) -> Any:
+    """Write a number of 32 bits over four bytes of a uint8 array."""
+    bits = value if value in (types.int32, types.float32) else types.int32
+
+    def generate(context: Any, builder: Builder, signature: Any, values: Any) -> Value:
+        offset_value = context.cast(builder, values[1], offset, types.int64)
+        store(
+            builder,
+            context.cast(builder, values[2], value, bits),
+            data_pointer(context, builder, array, values[0], offset_value),
+            number(0),
+        )
+        return context.get_dummy_value()
+
+    return types.void(array, offset, value), generate
+
+
 def _round_to_bf16(builder: Builder, value: Value) -> Value:
     """The upper 16 bits of a float32, rounded to nearest even; a NaN stays one."""
 
@@ -94,6 +111,7 @@ def _fetch_ahead(typing_context: Any, array: Any, offset: Any, count: Any) -> An
 
 load_number = instruction(_load_number)
 fetch_ahead = instruction(_fetch_ahead)
+store_bits = instruction(_store_bits)
 store_number = instruction(_store_number)
 _as_power_of_two = instruction(_power_of_two)
 

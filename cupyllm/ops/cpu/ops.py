@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from cupyllm.batch import Batch
 from cupyllm.device import Array
 from cupyllm.ops.cpu import rows as row_kernels
 from cupyllm.ops.cpu.attention import paged_attention_kernel
+from cupyllm.ops.cpu.dot_tile import GROUP, GROUP_BYTES
+from cupyllm.ops.cpu.int8 import Int8Matrix, embedding_int8, quantise_rows
 from cupyllm.ops.cpu.isa import Isa
-from cupyllm.ops.cpu.linear import linear_kernels
+from cupyllm.ops.cpu.linear import LinearKernels, linear_kernels
 from cupyllm.ops.cpu.rope import rope_kernel
 from cupyllm.ops.cpu.team import Team
 from cupyllm.ops.reference import Norm, ReferenceOps
@@ -39,7 +39,10 @@ class CpuOps(ReferenceOps):
     def embedding(self, token_ids: Array, table: Array) -> Array:
         """rows.py"""
         out = np.empty((len(token_ids), table.shape[1]), np.float32)
-        self._team.run(row_kernels.embedding, out, token_ids, _bits(table))
+        if isinstance(table, Int8Matrix):
+            self._team.run(embedding_int8, out, token_ids, table.rows)
+        else:
+            self._team.run(row_kernels.embedding, out, token_ids, _bits(table))
         return out
 
     def rms_norm(self, x: Array, norm: Norm) -> Array:
@@ -60,20 +63,18 @@ class CpuOps(ReferenceOps):
     ) -> Array:
         """linear.py"""
         y = np.empty((len(x), len(weight)), np.float32)
-        kernels, packed = self._linear_kernels(x, weight)
+        kernels, w, packed = self._operands(x, weight)
         norm_weight, eps = norm or (_NO_VECTOR, 0.0)
-        weight = _bits(weight)
-        bias = weight[0, :0] if bias is None else _bits(bias)
+        bias = w[0, :0] if bias is None else _bits(bias)  # none: an empty array, of the type that one would have
         residual = _NO_MATRIX if residual is None else residual
-        self._team.run(kernels.linear, y, x, weight, bias, residual, norm_weight, eps, packed)
+        self._team.run(kernels.linear, y, x, w, bias, residual, norm_weight, eps, packed)
         return y
 
     def gate_up_silu_mul(self, x: Array, weight: Array, *, norm: Norm) -> Array:
         """linear.py"""
         y = np.empty((len(x), len(weight) // 2), np.float32)
-        kernels, packed = self._linear_kernels(x, weight)
-        arguments = (y, x, _bits(weight), norm.weight, norm.eps, packed)
-        self._team.run(kernels.gate_up_silu_mul, *arguments)
+        kernels, w, packed = self._operands(x, weight)
+        self._team.run(kernels.gate_up_silu_mul, y, x, w, norm.weight, norm.eps, packed)
         return y
 
     def silu_mul(self, gate_up: Array) -> Array:
@@ -119,11 +120,20 @@ class CpuOps(ReferenceOps):
         """linear.py, over the chosen rows"""
         return self.linear(x[rows], head, norm=norm)
 
-    def _linear_kernels(self, x: Array, weight: Array) -> tuple[Any, Array]:
-        """The kernels for these weights, and room for the activations as the kernels read them."""
+    def quantise(self, matrix: np.ndarray) -> Int8Matrix:
+        """The matrix (N, K), in a type of weights, in one byte for each number and a scale for every 64."""
+        rows = np.empty((len(matrix), matrix.shape[1] // GROUP * (GROUP + 2)), np.uint8)
+        quantise_rows(rows, _bits(matrix))
+        return Int8Matrix(rows)
+
+    def _operands(self, x: Array, weight: Array) -> tuple[LinearKernels, Array, Array]:
+        """The kernels for these weights, the weights, and room for the activations as the kernels read them."""
         width = weight.shape[1]
         lanes = self.isa.lanes_for(width)
+        if isinstance(weight, Int8Matrix):
+            packed = np.empty((len(x), width // GROUP * GROUP_BYTES), np.uint8)
+            return linear_kernels(lanes, False, True), weight.rows, packed
         bf16 = bool(weight.dtype == _BF16)
         bf16_dot = bf16 and self.isa.bf16_dot and lanes == self.isa.lanes
         packed = np.empty((len(x), width), _BF16 if bf16_dot else np.float32)
-        return linear_kernels(lanes, bf16 and not bf16_dot), packed
+        return linear_kernels(lanes, bf16 and not bf16_dot, False), _bits(weight), packed

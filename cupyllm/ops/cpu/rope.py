@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from cupyllm.ops.cpu.compile import kernel, part
-from cupyllm.ops.cpu.linear import FEW_TOKENS, chunks_of, inverse_root_mean_square
+from cupyllm.ops.cpu.linear import FEW_TOKENS, chunks_of
 from cupyllm.ops.cpu.numerics import store_number
+from cupyllm.ops.cpu.rms import inverse_root_mean_square
 from cupyllm.ops.cpu.team import share_out
 
 

@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any
 
 from cupyllm.ops.cpu.compile import kernel
-from cupyllm.ops.cpu.linear import inverse_root_mean_square
 from cupyllm.ops.cpu.numerics import load_number
 from cupyllm.ops.cpu.numerics import silu as silu_of
+from cupyllm.ops.cpu.rms import inverse_root_mean_square
 
 
 @kernel()

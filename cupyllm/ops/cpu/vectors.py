@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import binding as llvm
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -18,7 +19,9 @@ Value = Any  # llvmlite.ir.Value: a pointer, a number or a vector
 F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 # The types of numba's arrays that hold weights and cache, beside float32. numba has no float16 on the CPU.
 FP16, BF16 = types.int16, types.uint16  # the bits
+INT8 = types.uint8  # a whole number from -127 to 127, plus 128
 _STORED = {types.float32: F32, FP16: ir.HalfType(), BF16: ir.IntType(16)}
+_HAS_VNNI = bool(llvm.get_host_cpu_features().get("avx512vnni"))
 
 
 class _BFloat(ir.types.Type):  # type: ignore[misc]
@@ -114,6 +117,23 @@ def bf16_dot(builder: Builder, total: Value, a: Value, b: Value) -> Value:
     pairs = ir.VectorType(_BFloat(), 32)
     arguments = [total, builder.bitcast(a, pairs), builder.bitcast(b, pairs)]
     return _call(builder, "llvm.x86.avx512bf16.dpbf16ps.512", total.type, arguments)
+
+
+def int8_dot(builder: Builder, total: Value, w: Value, x: Value) -> Value:
+    """Add to each lane (32 bits) the four products of its bytes, w's without and x's with a sign: VPDPBUSD, or more
+    instructions to the same effect.
+    """
+    if _HAS_VNNI and total.type.count == 16:
+        return _call(builder, "llvm.x86.avx512.vpdpbusd.512", total.type, [total, w, x])
+
+    def constant(value: int) -> Value:
+        return ir.Constant(total.type, [value] * total.type.count)
+
+    for byte in range(4):
+        unsigned = builder.and_(builder.lshr(w, constant(8 * byte)), constant(0xFF))
+        signed = builder.ashr(builder.shl(x, constant(24 - 8 * byte)), constant(24))
+        total = builder.add(total, builder.mul(unsigned, signed))
+    return total
 
 
 def shuffle(builder: Builder, a: Value, b: Value, lanes: list[int]) -> Value:
