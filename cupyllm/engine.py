@@ -270,7 +270,7 @@ class Engine:
         self.scheduler.commit(plan)
         sequences, rows, ended = self._next_of(plan)
         sampled = self.runner.sample(computed, sequences, rows) if sequences else None
-        fork_waits = any(not sequence.page_table for sequence in sequences)  # it found no row
+        fork_waits = any(not sequence.page_table for sequence in sequences[plan.num_decodes :])  # it found no row
         must_be_read = not self._overlap or bool(self._beams) or self.runner.must_know_tokens or fork_waits
         if not must_be_read:
             for sequence in sequences:
@@ -339,7 +339,7 @@ class Engine:
     def _let_last_ones_leave(self, sequences: list[Sequence]) -> None:
         """Take out the sequences whose last token is on its way: they need no row in the next step."""
         for sequence in sequences:
-            if sequence.num_tokens >= sequence.most_tokens and sequence.finish_reason is None:
+            if len(sequence.token_ids) >= sequence.most_tokens and sequence.finish_reason is None:
                 self.scheduler.remove(sequence)
                 self._left.append(sequence)
 
