@@ -136,6 +136,7 @@ class ServerConfig(EngineConfig):
     max_body_bytes     largest request body; a larger one is refused with 413
     log_level          "debug", "info", "warning" or "error"
     log_format         of the log on stderr: "text", or "json" for one JSON object a line
+    trace              a file to write steps and sequences to while they run, for ui.perfetto.dev; null writes none
     """
 
     served_model_name: str | None = None
@@ -149,6 +150,7 @@ class ServerConfig(EngineConfig):
     max_body_bytes: int = 8 * 2**20
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
+    trace: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,6 +159,7 @@ class ServerConfig(EngineConfig):
         _require(self.drain_seconds >= 0, "drain_seconds", self.drain_seconds, "a number of 0 or more")
         _require(self.watchdog_seconds > 0, "watchdog_seconds", self.watchdog_seconds, "a number above 0")
         _require(self.max_body_bytes >= 1024, "max_body_bytes", self.max_body_bytes, "a whole number of 1024 or more")
+        _require(self.trace != "", "trace", self.trace, "null or a file")
         levels = ("debug", "info", "warning", "error")
         _require(self.log_level in levels, "log_level", self.log_level, f"one of {', '.join(levels)}")
 
@@ -232,7 +235,9 @@ def _check_kinds(config: EngineConfig) -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if not _fits(value, hints[field.name]):
-            raise ConfigError(f"config key {field.name!r} cannot be {value!r}: expected {_spell(hints[field.name])}")
+            raise ConfigError(
+                f"config key {field.name!r} cannot be {value!r}: expected {spell_kind(hints[field.name])}"
+            )
 
 
 def _fits(value: Any, annotation: Any) -> bool:
@@ -251,10 +256,11 @@ def _fits(value: Any, annotation: Any) -> bool:
     return isinstance(value, annotation)
 
 
-def _spell(annotation: Any) -> str:
+def spell_kind(annotation: Any) -> str:
+    """What a value of this type is called in messages: "a whole number or null"."""
     origin = get_origin(annotation)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_spell(part) for part in get_args(annotation))
+        return " or ".join(spell_kind(part) for part in get_args(annotation))
     if origin is Literal:
         return " or ".join(json.dumps(part) for part in get_args(annotation))
     if origin is tuple:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,16 @@ def test_a_broken_file_is_named(tmp_path: Path, text: str | None, message: str) 
 def test_a_broken_command_line_is_named(words: list[str]) -> None:
     with pytest.raises(ConfigError):
         parse_overrides(ServerConfig, words)
+
+
+def test_the_page_on_configuration_is_what_the_script_makes_of_the_types() -> None:
+    root = Path(__file__).parents[1]
+    made = subprocess.run(
+        [sys.executable, "scripts/config_docs.py"], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert (root / "docs" / "configuration.md").read_text(encoding="utf-8") == made.stdout, (
+        "run: python scripts/config_docs.py > docs/configuration.md"
+    )
 
 
 def test_server_keys_are_not_engine_keys() -> None:

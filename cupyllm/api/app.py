@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -21,6 +22,7 @@ from cupyllm.api.worker import EngineWorker
 from cupyllm.config import ServerConfig
 from cupyllm.errors import ConfigError
 from cupyllm.startup import LoadedModel
+from cupyllm.trace_writer import TraceWriter
 
 _FAMILIES = (chat, completions, responses, embeddings, tokenize, models, health, openapi)
 
@@ -29,6 +31,9 @@ def make_app(loaded: LoadedModel, config: ServerConfig) -> Starlette:
     """The server's application; the engine thread starts and ends with it. Raises ConfigError for unusable API keys."""
     keys = _read_api_keys(config.api_key_env)
     worker = EngineWorker(loaded.engine, watchdog_seconds=config.watchdog_seconds)
+    trace_writer = None if config.trace is None else TraceWriter(Path(config.trace))
+    if trace_writer is not None:
+        worker.trace.listen(trace_writer.record)  # the engine thread has not begun
     app = Starlette(
         routes=[route for family in _FAMILIES for route in family.routes()],
         middleware=_middleware(config, keys),
@@ -36,6 +41,7 @@ def make_app(loaded: LoadedModel, config: ServerConfig) -> Starlette:
         lifespan=_engine_thread,
     )
     app.router.redirect_slashes = False  # a wrong path is a 404, not a redirect that drops the body
+    app.state.trace_writer = trace_writer
     metrics = Metrics(worker, served_name(config))
     app.state.server = ServerState(config, loaded, worker, metrics, created=int(time.time()), needs_key=bool(keys))
     return app
@@ -47,6 +53,8 @@ async def _engine_thread(app: Starlette) -> AsyncIterator[None]:
     worker.start()
     yield
     await worker.stop()
+    if app.state.trace_writer is not None:
+        app.state.trace_writer.close()
 
 
 def _middleware(config: ServerConfig, keys: tuple[bytes, ...]) -> list[Middleware]:

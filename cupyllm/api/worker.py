@@ -31,6 +31,7 @@ from cupyllm.beam_search import BeamSearch
 from cupyllm.engine import Engine, EngineStats
 from cupyllm.errors import EngineError
 from cupyllm.step_result import StepResult, TokenEvent
+from cupyllm.step_trace import StepTrace
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class EngineWorker:
     """Runs an engine in a thread of its own and speaks for it on the event loop."""
 
     def __init__(self, engine: Engine, *, watchdog_seconds: float) -> None:
+        self.trace = StepTrace(engine)  # of the engine thread
         self._engine = engine
         self._watchdog_seconds = watchdog_seconds
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
