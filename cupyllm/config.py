@@ -134,6 +134,7 @@ class ServerConfig(EngineConfig):
     drain_seconds      how long a stopping server lets running requests finish
     watchdog_seconds   a step that takes longer makes /health say 503
     max_body_bytes     largest request body; a larger one is refused with 413
+    live_view          serve the live page at / and the engine's steps at /live/steps
     log_level          "debug", "info", "warning" or "error"
     log_format         of the log on stderr: "text", or "json" for one JSON object a line
     trace              a file to write steps and sequences to while they run, for ui.perfetto.dev; null writes none
@@ -148,6 +149,7 @@ class ServerConfig(EngineConfig):
     drain_seconds: float = 30.0
     watchdog_seconds: float = 60.0
     max_body_bytes: int = 8 * 2**20
+    live_view: bool = True
     log_level: str = "info"
     log_format: Literal["text", "json"] = "text"
     trace: str | None = None

@@ -83,6 +83,11 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_pending(self) -> int:
+        """Tokens at the end that are being sampled."""
+        return self._num_pending
+
+    @property
     def is_decoding(self) -> bool:
         """One token is left to run and it is an output token: a row of the decode batch."""
         return self.num_uncomputed == 1 and self.num_output_tokens > 0

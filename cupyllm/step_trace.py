@@ -23,7 +23,7 @@ MOST_NAMED_WAITING = 32
 
 
 class SequenceFacts(NamedTuple):
-    """A sequence when it is seen first."""
+    """A sequence as it stood when it was seen first, before the step of that record gave it a token."""
 
     id: int
     num_prompt_tokens: int
@@ -160,6 +160,7 @@ class StepTrace:
         ended = [sequence for sequence in all_known if sequence.finish_reason is not None]
         for sequence in ended:
             del self._known[sequence.id], self._preemptions[sequence.id]
+        token_ids = _ids_that_got_a_token(result)
         evicted, self._evicted = tuple(self._evicted), []
         return StepRecord(
             number=self._number,
@@ -167,8 +168,8 @@ class StepTrace:
             seconds=time.monotonic() - start_s,
             decode_ids=tuple([sequence.id for sequence in plan.decodes]),
             chunks=tuple([(chunk.sequence.id, chunk.start, chunk.length) for chunk in plan.prompts]),
-            token_ids=_ids_that_got_a_token(result),
-            started=tuple(map(_facts, met)),
+            token_ids=token_ids,
+            started=tuple([_facts(sequence, token_ids.count(sequence.id)) for sequence in met]),
             ended=tuple([(s.id, str(s.finish_reason.value)) for s in ended if s.finish_reason is not None]),
             preempted_ids=preempted,
             forks=self._forks(others),
@@ -207,12 +208,12 @@ class StepTrace:
         return tuple([sequence.id for sequence in preempted])
 
 
-def _facts(sequence: Sequence) -> SequenceFacts:
+def _facts(sequence: Sequence, num_new_tokens: int = 0) -> SequenceFacts:
     return SequenceFacts(
         sequence.id,
         sequence.num_prompt_tokens,
         sequence.num_cached_tokens,
-        sequence.num_output_tokens,
+        sequence.num_output_tokens - sequence.num_pending - num_new_tokens,
         sequence.queued_at,
     )
 

@@ -98,7 +98,7 @@ def test_records_tell_what_ran(model: Model, overlap: bool) -> None:
     assert sum(record.num_tokens for record in records) == len(PROMPT) + 2
     assert [end for record in records for end in record.ended] == [(sequence.id, "length")]
     (facts,) = records[0].started
-    assert (facts.id, facts.num_prompt_tokens, facts.num_cached_tokens) == (sequence.id, len(PROMPT), 0)
+    assert facts[:4] == (sequence.id, len(PROMPT), 0, 0)
     assert facts.queued_at is not None
     assert facts.queued_at <= records[0].start_s <= records[0].start_s + records[0].seconds <= records[1].start_s
 
@@ -129,6 +129,7 @@ def test_hits_of_the_prefix_cache_and_evictions(model: Model) -> None:
     engine.add(PROMPT, params(max_tokens=2))
     watcher.run_to_end()
     assert sum(use.state == "cached" for use in watcher.pages.values()) == 5
+    assert watcher.records[0].started[0].num_output_tokens == 0, "the token of its only chunk is not counted twice"
     again = engine.add(PROMPT, params(max_tokens=2))
     watcher.run_to_end()
     facts = next(facts for record in watcher.records for facts in record.started if facts.id == again.id)

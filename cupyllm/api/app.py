@@ -13,10 +13,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from cupyllm.api import chat, completions, embeddings, health, models, openapi, responses, tokenize
+from cupyllm.api import chat, completions, embeddings, health, live_view, models, openapi, responses, tokenize
 from cupyllm.api.errors import routing_error
 from cupyllm.api.metrics import Metrics
-from cupyllm.api.middleware import AccessCheck, Errors, RequestIds
+from cupyllm.api.middleware import OPEN_PATHS, AccessCheck, Errors, RequestIds
 from cupyllm.api.state import ServerState, served_name
 from cupyllm.api.worker import EngineWorker
 from cupyllm.config import ServerConfig
@@ -30,12 +30,13 @@ _FAMILIES = (chat, completions, responses, embeddings, tokenize, models, health,
 def make_app(loaded: LoadedModel, config: ServerConfig) -> Starlette:
     """The server's application; the engine thread starts and ends with it. Raises ConfigError for unusable API keys."""
     keys = _read_api_keys(config.api_key_env)
+    families = (*_FAMILIES, live_view) if config.live_view else _FAMILIES
     worker = EngineWorker(loaded.engine, watchdog_seconds=config.watchdog_seconds)
     trace_writer = None if config.trace is None else TraceWriter(Path(config.trace))
     if trace_writer is not None:
         worker.trace.listen(trace_writer.record)  # the engine thread has not begun
     app = Starlette(
-        routes=[route for family in _FAMILIES for route in family.routes()],
+        routes=[route for family in families for route in family.routes()],
         middleware=_middleware(config, keys),
         exception_handlers={HTTPException: routing_error},
         lifespan=_engine_thread,
@@ -44,6 +45,7 @@ def make_app(loaded: LoadedModel, config: ServerConfig) -> Starlette:
     app.state.trace_writer = trace_writer
     metrics = Metrics(worker, served_name(config))
     app.state.server = ServerState(config, loaded, worker, metrics, created=int(time.time()), needs_key=bool(keys))
+    app.state.watching = live_view.Watching(worker)
     return app
 
 
@@ -65,11 +67,12 @@ def _middleware(config: ServerConfig, keys: tuple[bytes, ...]) -> list[Middlewar
         allow_headers=["*"],  # OpenAI's JavaScript client sends many x-stainless-* headers
         expose_headers=["x-request-id", "retry-after"],
     )
+    open_paths = OPEN_PATHS | (live_view.open_paths() if config.live_view else frozenset())
     return [
         Middleware(RequestIds),
         *([cors] if config.cors_origins else []),
         Middleware(Errors),
-        Middleware(AccessCheck, keys=keys, host=config.host),
+        Middleware(AccessCheck, keys=keys, open_paths=open_paths, host=config.host),
     ]
 
 

@@ -5,7 +5,8 @@ Plain ASGI callables, outermost first:
     RequestIds    gives the request an id and its arrival time, and every answer an x-request-id header
     (CORS)        Starlette's, when origins are configured; outside the key check, so that preflights pass
     Errors        turns what a route raises into the error object, so that even a 500 has id and CORS headers
-    AccessCheck   size of the head, Host header and API key; every route but /health needs the key
+    AccessCheck   size of the head, Host header and API key; every route needs the key, but for /health and the files of
+                  the live page
 """
 
 from __future__ import annotations
@@ -106,8 +107,9 @@ class AccessCheck:
     that listens on loopback only and asks for no key answers to the names of loopback and to its own, no others.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: tuple[bytes, ...], host: str) -> None:
+    def __init__(self, app: ASGIApp, *, keys: tuple[bytes, ...], open_paths: frozenset[str], host: str) -> None:
         self._app = app
+        self._open_paths = open_paths
         self._keys = keys
         is_local = host in _LOOPBACK_NAMES or host == "::1" or host.startswith("127.")
         self._host_names = _LOOPBACK_NAMES | {host.lower()} if is_local and not keys else None
@@ -116,7 +118,7 @@ class AccessCheck:
         if scope["type"] == "http":
             _check_size(scope)
             self._check_host(Headers(scope=scope).getlist("host"))
-            if self._keys and scope["path"] not in OPEN_PATHS:
+            if self._keys and scope["path"] not in self._open_paths:
                 self._check_key(Request(scope))
         await self._app(scope, receive, send)
 

@@ -19,10 +19,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import cupyllm
-from cupyllm.api import chat, completions, embeddings, health, models, responses, tokenize
+from cupyllm.api import chat, completions, embeddings, health, live_view, models, responses, tokenize
 from cupyllm.api.errors import json_response
-from cupyllm.api.middleware import OPEN_PATHS
-from cupyllm.api.protocol import answers, response_answers
+from cupyllm.api.protocol import answers, live_answers, response_answers
 from cupyllm.api.protocol.chat import ChatRequest
 from cupyllm.api.protocol.completions import CompletionRequest
 from cupyllm.api.protocol.embeddings import EmbeddingRequest
@@ -51,16 +50,19 @@ async def openapi(request: Request) -> Response:
 class Bodies:
     """What an endpoint takes and gives: types that pydantic can make a JSON schema of.
 
+    answer   None where there is nothing but events
     event    of each event of a streamed answer, where the route can stream
     refusals statuses that only some routes have
-    media_type of the answer
+    media_types of the answer
+    needs_key whether the key is asked for, where keys are set
     """
 
     request: Any
     answer: Any
     event: Any = None
     refusals: tuple[int, ...] = ()
-    media_type: str = "application/json"
+    media_types: tuple[str, ...] = ("application/json",)
+    needs_key: bool = True
 
 
 _ENGINE = (404, 429, 503)  # what can come where the model is named, queued for and run
@@ -73,10 +75,15 @@ _BODIES: dict[Callable[..., Any], Bodies] = {
     tokenize.detokenize: Bodies(DetokenizeRequest, answers.Text, None, (404,)),
     models.list_models: Bodies(None, answers.ModelList),
     models.retrieve_model: Bodies(None, answers.ModelCard, None, (404,)),
-    health.health: Bodies(None, answers.Status, None, (503,)),
+    health.health: Bodies(None, answers.Status, None, (503,), needs_key=False),
     health.ready: Bodies(None, answers.Status, None, (503,)),
-    health.metrics: Bodies(None, str, media_type="text/plain"),
+    health.metrics: Bodies(None, str, media_types=("text/plain",)),
     health.version: Bodies(None, answers.Version),
+    live_view.page: Bodies(None, str, media_types=("text/html",), needs_key=False),
+    live_view.static_file: Bodies(
+        None, str, None, (404,), ("text/html", "text/javascript", "text/css", "image/svg+xml"), needs_key=False
+    ),
+    live_view.live_steps: Bodies(None, None, live_answers.LiveEvent, (429, 503)),
     openapi: Bodies(None, Json),
 }
 _OF_EVERY_ROUTE = (400, 401, 403, 500)
@@ -85,11 +92,11 @@ _MEANINGS = {
     400: "the request is wrong; `param` names the field, if it is in one",
     401: "no API key, or a wrong one",
     403: "a local server without keys was called by a foreign host name",
-    404: "there is no such model",
+    404: "there is no such model, or no such file",
     408: "the body was not complete in time",
     413: "the body is too large",
     415: "the body is not application/json, or is compressed",
-    429: "too many sequences wait; try again later",
+    429: "too many sequences wait, or too many pages watch; try again later",
     500: "the server's fault; its log has the details",
     503: "the engine is dead or stuck, or the server is stopping",
 }
@@ -119,9 +126,11 @@ def document(all_routes: Iterable[BaseRoute], *, needs_key: bool, strict: bool) 
 
 def _operation(route: Route, path: str, refs: dict[Any, Json]) -> Json:
     bodies = _BODIES[route.endpoint]
-    content: Json = {bodies.media_type: {"schema": refs[bodies.answer]}}
+    content: Json = {}
+    if bodies.answer is not None:
+        content = {media_type: {"schema": refs[bodies.answer]} for media_type in bodies.media_types}
     if bodies.event is not None:  # OpenAPI 3.1 has no word for the type of an event
-        events = {"type": "string", "description": "with `stream`: events, each `data: ` and one JSON value"}
+        events = {"type": "string", "description": "events, each with `data: ` and one JSON value"}
         content["text/event-stream"] = {"schema": events, "x-event-schema": refs[bodies.event]}
     statuses = {*_OF_EVERY_ROUTE, *(_OF_EVERY_BODY if bodies.request else ()), *bodies.refusals}
     answer = {"description": "the answer", "headers": _REQUEST_ID, "content": content}
@@ -137,7 +146,7 @@ def _operation(route: Route, path: str, refs: dict[Any, Json]) -> Json:
     if names := re.findall(r"{(\w+)}", path):
         parameter = {"in": "path", "required": True, "schema": {"type": "string"}}
         operation["parameters"] = [{"name": name} | parameter for name in names]
-    if path in OPEN_PATHS:
+    if not bodies.needs_key:
         operation["security"] = []
     return operation
 

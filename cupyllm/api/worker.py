@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from cupyllm.api.engine_request import EngineRequest
 from cupyllm.api.errors import UnavailableError
@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 FAILED_STEPS_UNTIL_UNWELL = 3
 # Seconds, for the histogram of what steps take.
 STEP_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+T = TypeVar("T")
 
 
 class EngineWorker:
@@ -97,6 +98,18 @@ class EngineWorker:
             request.close()
             raise
         return request
+
+    def post(self, command: Callable[[], None]) -> None:
+        """Have the engine thread do something between two steps. It must not raise."""
+        self._commands.put(command)
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """What `function` returns or raises in the engine thread, between two steps."""
+        if not self._thread.is_alive():
+            raise UnavailableError("the engine thread has ended")
+        answer: asyncio.Future[T] = self._loop.create_future()
+        self.post(partial(self._answer, answer, function))
+        return await answer
 
     def fail_all(self, error: EngineError) -> None:
         """End every live request with an error."""
@@ -189,6 +202,12 @@ class EngineWorker:
             command()
             wait = False
 
+    def _answer(self, answer: asyncio.Future[T], function: Callable[[], T]) -> None:
+        try:
+            self._post(_set_unless_done, answer, function(), None)
+        except Exception as error:
+            self._post(_set_unless_done, answer, None, error)
+
     def _add(self, request: LiveRequest) -> None:
         self._waiting.taken(request.asked.num_waiting)
         try:
@@ -255,3 +274,13 @@ def _deliver(items: list[tuple[LiveRequest, int, TokenEvent]]) -> None:
     now = time.monotonic()
     for request, choice, event in items:
         request.deliver((choice, event, now))
+
+
+def _set_unless_done(answer: asyncio.Future[T], value: T, error: Exception | None) -> None:
+    """Whoever waited for the answer may have gone."""
+    if answer.done():
+        return
+    if error is None:
+        answer.set_result(value)
+    else:
+        answer.set_exception(error)

@@ -53,6 +53,11 @@ class LiveServer:
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.http.get(f"{self.url}{path}", **options)
 
+    def status(self, method: str, path: str, headers: dict[str, Any] | None = None) -> int:
+        """Of an answer that is not read: /live/steps has no end."""
+        with self.http.stream(method, f"{self.url}{path}", headers=headers) as response:
+            return response.status_code
+
 
 def write_model_folder(folder: Path, template: str = QWEN3_TEMPLATE) -> Path:
     """Random weights under a small tokenizer of Qwen3's kind."""
