@@ -66,6 +66,7 @@ class DecodeGraphs:
         self._graphs: dict[GraphKey, Graph] = {}
         self._looked_at: list[Sequence] = []
         self._are_plain = False
+        self.num_replays = 0
 
     @property
     def graphs(self) -> dict[GraphKey, Graph]:
@@ -94,6 +95,7 @@ class DecodeGraphs:
         )
         graph = self._graphs.get(key) or self._add(key)
         graph.replay()
+        self.num_replays += 1
         self._rows.moved_on()
         return self._rows.sampled
 

@@ -64,6 +64,7 @@ class EngineStats:
     num_preemptions: int
     num_prefix_queries: int  # prompt tokens that were looked up in the prefix cache
     num_prefix_hits: int  # and found there
+    num_graph_replays: int  # decode steps that were replayed with one call
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,7 @@ class Engine:
             scheduler.num_preemptions,
             scheduler.num_prefix_queries,
             scheduler.num_prefix_hits,
+            0 if self.runner.graphs is None else self.runner.graphs.num_replays,
         )
 
     def check(self, prompt_ids: Seq[int], params: SamplingParams) -> None:

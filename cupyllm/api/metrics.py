@@ -134,6 +134,9 @@ class _EngineFigures(Collector):
         )
         yield self._counter("prefix_cache_hits", "Prompt tokens found there.", stats.num_prefix_hits)
         yield self._counter("generation_tokens", "Output tokens.", self._metrics.num_output_tokens)
+        yield self._counter(
+            "engine_graph_replays", "Decode steps that were replayed with one call.", stats.num_graph_replays
+        )
         yield self._counter("engine_failed_steps", "Steps of the engine that failed.", self._worker.num_failed_steps)
         yield self._histogram(
             "inter_token_latency_seconds", "From one token of an answer to the next.", self._metrics.inter_token_seconds

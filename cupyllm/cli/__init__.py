@@ -23,6 +23,7 @@ examples:
   python -m cupyllm generate "What is a page?"            one answer; also from a pipe
   python -m cupyllm serve --config configs/default.json   what python server.py does
   python -m cupyllm doctor              what this machine can run, and what to install
+  python -m cupyllm bench --url http://127.0.0.1:8000     how fast a server is
   python -m cupyllm kernels             the CUDA kernels, and what each is for
   python -m cupyllm kernels show gemv   one kernel's source, which explains itself at its top
   python -m cupyllm kernels run gemv    the same kernel on this CPU: bytes moved, conflicts, error against NumPy
@@ -32,9 +33,9 @@ examples:
 
 def subcommands() -> tuple[ModuleType, ...]:
     """The modules of all subcommands, in the order of the help."""
-    from cupyllm.cli import chat, doctor, generate, gpu_check, kernels, serve, simulate
+    from cupyllm.cli import bench, chat, doctor, generate, gpu_check, kernels, serve, simulate
 
-    return serve, chat, generate, doctor, kernels, simulate, gpu_check
+    return serve, chat, generate, doctor, bench, kernels, simulate, gpu_check
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -157,6 +157,8 @@ def test_200_steps_of_every_change_give_the_tokens_of_the_uncaptured_engine(
     assert all(same), [ours.id for (ours, _), is_same in zip(greedy, same, strict=True) if not is_same]
     assert sum(ours.token_ids == theirs.token_ids for ours, theirs in greedy) > 0.6 * len(greedy) > 5
     assert len(captured.runner.graphs.graphs) >= 4, "greedy and sampled, in several sizes"
+    assert captured.stats.num_graph_replays >= len(captured.runner.graphs.graphs)
+    assert plain.stats.num_graph_replays == 0
     assert (captured.stats.num_preemptions > 0) == (num_pages == 8)
 
 
