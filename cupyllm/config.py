@@ -51,6 +51,8 @@ class EngineConfig:
     prefix_cache           keep pages of finished sequences and reuse them for prompts that begin the same way
     overlap                plan the next step while the device computes this one, and read its tokens a step late;
                            "auto" does where the device computes by itself
+    deterministic          give a prompt the same logits to the last bit alone, in any batch, in chunks and after
+                           preemption; slower, except on device "cpu", whose kernels do so anyway
     graphs                 capture each kind of decode step once and replay it with one call, on device "cuda" or
                            "emulated"; "auto" does on "cuda"
     generation_config      "auto": generation_config.json gives the defaults of sampling; "none": it is not read for
@@ -75,6 +77,7 @@ class EngineConfig:
     max_waiting: int = 256
     prefix_cache: bool = True
     overlap: bool | Literal["auto"] = "auto"
+    deterministic: bool = False
     graphs: bool | Literal["auto"] = "auto"
     generation_config: str = "auto"
     seed: int | None = None

@@ -54,7 +54,11 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
     Raises ConfigError, CheckpointError or DeviceError with one line that says what is wrong.
     """
     backend = make_backend(
-        config.device, emulator_mode=config.emulator_mode, cpu_isa=config.cpu_isa, threads=config.threads
+        config.device,
+        emulator_mode=config.emulator_mode,
+        cpu_isa=config.cpu_isa,
+        threads=config.threads,
+        deterministic=config.deterministic,
     )
     folder = resolve_model(config.model)
     model_config = read_model_config(folder)
@@ -180,7 +184,10 @@ def choose_cache_dtype(config: EngineConfig, dtype: str, backend: Backend) -> st
 def choose_capture(config: EngineConfig, backend: Backend) -> Capture | None:
     """What captures decode steps, or None when they are not to be captured."""
     if config.graphs is True and backend.capture is None:
-        raise ConfigError(f'graphs true is not supported on device "{config.device}"; use "cuda" or "emulated"')
+        problem = "with deterministic true" if config.deterministic else f'on device "{config.device}"'
+        raise ConfigError(
+            f"graphs true is not supported {problem}; it needs device cuda or emulated, not deterministic"
+        )
     wanted = backend.device.is_async if config.graphs == "auto" else config.graphs
     return backend.capture if wanted else None
 

@@ -25,9 +25,14 @@ BLOCKS_WANTED = 2
 MAX_SPLITS = 8
 
 
-def geometry(T: int, N: int, K: int, constants: dict[str, int], num_multiprocessors: int) -> Geometry:
-    """Blocks of 4 * TOKENS rows of weight; K is split over several where those do not fill the GPU."""
-    tokens = next(size for size in TOKENS if size >= T)
+def geometry(
+    T: int, N: int, K: int, constants: dict[str, int], num_multiprocessors: int, tokens: int | None = None
+) -> Geometry:
+    """Blocks of 4 * TOKENS rows of weight; K is split over several where those do not fill the GPU.
+
+    TOKENS, and with it the order of every sum, follows from T, or is `tokens`.
+    """
+    tokens = tokens or next(size for size in TOKENS if size >= T)
     blocks = -(-N // (4 * tokens // (1 + constants["GATE_UP"])))
     k_tiles = -(-K // (2048 // tokens))
     splits = max(1, min(MAX_SPLITS, k_tiles, BLOCKS_WANTED * num_multiprocessors // blocks))
@@ -53,16 +58,19 @@ def example(constants: dict[str, int]) -> Geometry:
     return geometry(constants["TOKENS"], 3584, 18944, constants, 132)
 
 
-def launch(loader: KernelLoader, call: LinearCall) -> Array:
-    """The linear layer for up to 64 rows: (T, K) float32 -> (T, N). Raises DeviceError for what is not supported."""
+def launch(loader: KernelLoader, call: LinearCall, *, tokens: int | None = None) -> Array:
+    """The linear layer for up to 64 rows: (T, K) float32 -> (T, N). `tokens` fixes TOKENS, which T decides else.
+
+    Raises DeviceError for what is not supported.
+    """
     constants = call.check("skinny_gemm", max_rows=MAX_ROWS)
     T, N, K = call.tokens, call.outputs, call.inner
     if T == 0:
         return loader.empty((0, N), np.float32)
-    g = geometry(T, N, K, constants, loader.facts.num_multiprocessors)
-    (blocks, splits), tokens = g.grid, g.constants["TOKENS"]
+    g = geometry(T, N, K, constants, loader.facts.num_multiprocessors, tokens)
+    (blocks, splits), width = g.grid, g.constants["TOKENS"]
     y = loader.empty((T, N), np.float32)
-    totals = loader.empty((splits, blocks, tokens, 4 * tokens + 1), np.float32)
+    totals = loader.empty((splits, blocks, width, 4 * width + 1), np.float32)
     scratch = (y, totals, loader.tickets(blocks))
     loader.launch(
         "skinny_gemm",

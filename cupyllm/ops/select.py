@@ -6,11 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from cupyllm.cuda.loader import Mode, cuda_loader, emulated_loader
+from cupyllm.cuda.loader import KernelLoader, Mode, cuda_loader, emulated_loader
 from cupyllm.device import Capture, CupyDevice, Device, HostDevice
 from cupyllm.errors import DeviceError
 from cupyllm.model_config import ModelConfig
 from cupyllm.ops.cuda import CudaOps, check_model
+from cupyllm.ops.deterministic import DeterministicCudaOps, DeterministicReferenceOps
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.weights import Upload
 
@@ -45,43 +46,54 @@ class Backend(NamedTuple):
 
 
 def make_backend(
-    device: str, *, emulator_mode: Mode = "fast", cpu_isa: str = "auto", threads: int | str = "auto"
+    device: str,
+    *,
+    emulator_mode: Mode = "fast",
+    cpu_isa: str = "auto",
+    threads: int | str = "auto",
+    deterministic: bool = False,
 ) -> Backend:
-    """The backend for the config key `device`. Raises DeviceError for one that this machine cannot run."""
+    """The backend for the config key `device`. Raises DeviceError for one that this machine cannot run.
+
+    The ops of a deterministic one do not depend on the batch; its steps are launched one by one.
+    """
     if device == "reference":
-        return _reference("NumPy")
+        return _reference("NumPy", deterministic)
     if device == "cpu":
-        return _cpu(cpu_isa, threads)
+        return _cpu(cpu_isa, threads, deterministic)
     if device == "emulated":
         loader = emulated_loader(emulator_mode)
-        reason = f"{emulator_mode} mode, {loader.facts.name}"
-        ops = CudaOps(loader, HostDevice())
-        return Backend(ops, HostDevice(), KERNEL_DTYPES, check_model, reason, capture=loader.capture)
+        return _cuda(loader, HostDevice(), f"{emulator_mode} mode, {loader.facts.name}", deterministic)
     if device == "cuda":
         loader = cuda_loader()
-        gpu = CupyDevice()
-        ops = CudaOps(loader, gpu)
-        return Backend(ops, gpu, KERNEL_DTYPES, check_model, loader.facts.name, capture=loader.capture)
+        return _cuda(loader, CupyDevice(), loader.facts.name, deterministic)
     assert device == "auto"
     try:
-        return make_backend("cuda")
+        return make_backend("cuda", deterministic=deterministic)
     except DeviceError as error:
-        backend = _cpu(cpu_isa, threads)
+        backend = _cpu(cpu_isa, threads, deterministic)
         return backend._replace(reason=f"{backend.reason}; no GPU: {error}")
 
 
-def _reference(reason: str) -> Backend:
-    return Backend(ReferenceOps(), HostDevice(), ("float32",), lambda config, page_size: None, reason)
+def _cuda(loader: KernelLoader, device: Device, reason: str, deterministic: bool) -> Backend:
+    if deterministic:
+        return Backend(DeterministicCudaOps(loader, device), device, KERNEL_DTYPES, check_model, reason)
+    return Backend(CudaOps(loader, device), device, KERNEL_DTYPES, check_model, reason, capture=loader.capture)
 
 
-def _cpu(cpu_isa: str, threads: int | str) -> Backend:
-    """Compiled kernels where numba is installed, else NumPy."""
+def _reference(reason: str, deterministic: bool) -> Backend:
+    ops = DeterministicReferenceOps() if deterministic else ReferenceOps()
+    return Backend(ops, HostDevice(), ("float32",), lambda config, page_size: None, reason)
+
+
+def _cpu(cpu_isa: str, threads: int | str, deterministic: bool) -> Backend:
+    """Compiled kernels, which are deterministic anyway, where numba is installed, else NumPy."""
     try:
         import numba  # noqa: F401
     except ImportError:
         if cpu_isa != "auto" or threads != "auto":
             raise DeviceError("cpu_isa and threads need compiled kernels: pip install 'cupyllm[cpu]'") from None
-        return _reference("NumPy; for compiled kernels, pip install 'cupyllm[cpu]'")
+        return _reference("NumPy; for compiled kernels, pip install 'cupyllm[cpu]'", deterministic)
     from cupyllm.ops.cpu.backend import check_model, make_int8, make_ops, warm_ups  # numba takes a second to import
 
     ops = make_ops(cpu_isa, threads)
