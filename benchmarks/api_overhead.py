@@ -19,7 +19,9 @@ import asyncio
 import json
 import re
 import statistics
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,11 +36,11 @@ PACE_SECONDS = 0.01
 _CONTENT = re.compile(rb'"content": ?"(\d+)')
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     runs: dict[str, list[float]] = {}
     with stub_server(max(CONNECTIONS)) as server:
         asyncio.run(plain(server, 16, 4))  # warm
@@ -46,6 +48,7 @@ def main() -> None:
             for name, value in one_round(server):
                 runs.setdefault(name, []).append(value)
     finish([row(name, values) for name, values in runs.items()], arguments.json)
+    return 0
 
 
 def one_round(server: StubServer) -> list[tuple[str, float]]:
@@ -169,4 +172,4 @@ def request(route: str, body: dict[str, Any]) -> bytes:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

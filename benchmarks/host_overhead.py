@@ -16,6 +16,7 @@ The figures are taken in turns, so that what else the machine does falls on all 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -47,11 +48,11 @@ PAGE_SIZE = 16
 PARAMS = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0)
 
 
-def main() -> None:
+def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     measures: list[tuple[Row, Callable[[], float]]] = []
     for count, limit in ((1, 30), (64, 60), (256, 150)):
         measures.append((Row(f"host.step_us.{count}", "us", [], limit=f"<= {limit}"), partial(step_us, count)))
@@ -67,6 +68,7 @@ def main() -> None:
         for row, measure in measures:
             row.runs.append(measure())
     finish([row for row, _ in measures], arguments.json)
+    return 0
 
 
 def make_sequence(number: int, length: int) -> Sequence:
@@ -172,4 +174,4 @@ def prefix_lookup_ms(length: int = 32_768) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

@@ -1,9 +1,14 @@
-"""Write RESULTS.md from the JSON files in benchmarks/results: `python benchmarks/report.py`."""
+"""Write RESULTS.md and the plots from the JSON files in benchmarks/results: `python benchmarks/report.py`.
+
+Plots need matplotlib (`pip install 'cupyllm[bench]'`); without it those that are there stay as they are.
+"""
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +23,23 @@ kernels without one (registers, occupancy, bytes counted under the emulator) is 
 """
 
 
-def main() -> None:
-    parts = [HEADER]
-    for path in sorted((HERE / "results").glob("*.json")):
-        parts.append(section(path.stem, json.loads(path.read_text(encoding="utf-8"))))
-    (HERE / "RESULTS.md").write_text("\n".join(parts), encoding="utf-8")
+def main(arguments: Sequence[str], folder: Path = HERE) -> int:
+    if arguments:
+        sys.exit("report.py takes no arguments")
+    paths = sorted((folder / "results").glob("*.json"))
+    records = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+    try:
+        from plots import draw_plots
+    except ImportError:
+        print("no plots were drawn: pip install 'cupyllm[bench]'", file=sys.stderr)
+    else:
+        draw_plots(records, folder / "plots")
+    parts = [HEADER, *(section(name, record, folder) for name, record in records.items())]
+    (folder / "RESULTS.md").write_text("\n".join(parts), encoding="utf-8")
+    return 0
 
 
-def section(name: str, record: dict[str, Any]) -> str:
+def section(name: str, record: dict[str, Any], folder: Path = HERE) -> str:
     machine, versions = record["machine"], record["versions"]
     lines = [
         f"## {name}",
@@ -41,7 +55,9 @@ def section(name: str, record: dict[str, Any]) -> str:
         ratio = "" if row["ratio"] is None else f"{row['ratio']:.2f}"
         cells = [row["name"], f"{spread(row['runs'])} {row['unit']}", row["peer"] or "", spread(row["peer_runs"])]
         lines.append("| " + " | ".join([*cells, ratio, row["limit"] or "", holds(row)]) + " |")
-    notes = HERE / "results" / f"{name}.md"
+    if (folder / "plots" / f"{name}.svg").exists():
+        lines += ["", f"![{name}](plots/{name}.svg)"]
+    notes = folder / "results" / f"{name}.md"
     if notes.exists():
         lines += ["", notes.read_text(encoding="utf-8").strip()]
     return "\n".join([*lines, ""])
@@ -61,4 +77,4 @@ def spread(runs: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

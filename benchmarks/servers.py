@@ -15,7 +15,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import IO
 
 REPOSITORY = Path(__file__).parents[1]
 START_SECONDS = 600
+POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,15 @@ class Server:
 
 
 @contextmanager
-def own_server(arguments: Sequence[str]) -> Iterator[Server]:
-    """`python server.py` with these arguments, on a free port."""
+def own_server(arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> Iterator[Server]:
+    """`python server.py` with these arguments, on a free port; `environment` is added to ours."""
     command = [sys.executable, str(REPOSITORY / "server.py"), *arguments, "--port", "0", "--log_level", "warning"]
 
     def find_url(process: subprocess.Popen[str], log: IO[str]) -> str | None:
         found = re.search(r"^url +(http://\S+)$", Path(log.name).read_text(encoding="utf-8"), re.MULTILINE)
         return found.group(1) if found else None
 
-    with _process(command, find_url) as (process, url):
+    with _process(command, find_url, environment) as (process, url):
         yield Server("cupyllm", url, process)
 
 
@@ -82,18 +83,21 @@ def transformers_server(program: str, model: Path, *, dtype: str) -> Iterator[Se
 
 @contextmanager
 def _process(
-    command: list[str], find_url: Callable[[subprocess.Popen[str], IO[str]], str | None]
+    command: list[str],
+    find_url: Callable[[subprocess.Popen[str], IO[str]], str | None],
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Start a server and wait for its URL; end it, and what it has started, afterwards."""
     with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, text=True, start_new_session=True)
+        variables = {**os.environ, **(environment or {})}
+        process = subprocess.Popen(command, stdout=log, stderr=log, text=True, env=variables, start_new_session=True)
         try:
             deadline = time.monotonic() + START_SECONDS
             while (url := find_url(process, log)) is None:  # type: ignore[arg-type]
                 if process.poll() is not None or time.monotonic() > deadline:
                     last = Path(log.name).read_text(encoding="utf-8", errors="replace")[-2000:]
                     sys.exit(f"the server did not start: {' '.join(command)}\n{last}")
-                time.sleep(0.05)
+                time.sleep(POLL_SECONDS)
             yield process, url
         finally:
             for number in (signal.SIGCONT, signal.SIGTERM):

@@ -19,8 +19,9 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -115,12 +116,12 @@ class XGrammar:
         return lambda: matcher.fill_next_token_bitmask(self._words), matcher.accept_token
 
 
-def main() -> None:
+def main(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="demo", help="checkpoint folder or hub name")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write the figures here")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     folder = resolve_model(arguments.model)
     kinds = [Own, XGrammar] if has_xgrammar() else [Own]
     measured: list[dict[str, list[float]]] = [{} for _ in kinds]
@@ -130,6 +131,7 @@ def main() -> None:
                 figures.setdefault(name, []).append(value)
     own, *peers = measured
     finish([row(name, runs, peers) for name, runs in own.items()], arguments.json)
+    return 0
 
 
 def has_xgrammar() -> bool:
@@ -182,4 +184,4 @@ def row(name: str, runs: list[float], peers: list[dict[str, list[float]]]) -> Ro
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

