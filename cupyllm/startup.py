@@ -107,13 +107,20 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
         defaults=defaults,
         capture=capture,
     )
-    facts = _facts(config, model_config, backend, dtype, cache_dtype, size)
+    facts = _facts(config, model_config, backend, dtype, cache_dtype, size, captures=capture is not None)
     guides = GuideCompiler(tokenizer, model_config.end_token_ids, vocab_limit=vocab_limit)
     return LoadedModel(engine, tokenizer, chat_template, embedding, folder, facts, guides)
 
 
 def _facts(
-    config: EngineConfig, model: ModelConfig, backend: Backend, dtype: str, cache_dtype: str, size: CacheSize
+    config: EngineConfig,
+    model: ModelConfig,
+    backend: Backend,
+    dtype: str,
+    cache_dtype: str,
+    size: CacheSize,
+    *,
+    captures: bool,
 ) -> tuple[tuple[str, str], ...]:
     pages, num_tokens = size.num_pages, size.num_pages * config.page_size
     gib = pages * bytes_per_page(model, config.page_size, cache_dtype) / 2**30
@@ -127,6 +134,7 @@ def _facts(
             f"{size.cache_reason}",
         ),
         ("context", f"{size.max_model_len} tokens ({size.reason})"),
+        *((("graphs", "decode steps are captured when they first occur"),) if captures else ()),
     )
 
 

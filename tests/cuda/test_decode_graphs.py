@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import random
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupyllm import LLM
 from cupyllm.batch import Batch
 from cupyllm.checkpoint import Checkpoint
 from cupyllm.config import EngineConfig
@@ -311,6 +314,22 @@ def test_a_step_that_raises_leaves_an_engine_that_goes_on(folder: Path, loader: 
     expected = alone.add([0] * 14, GREEDY)
     run_to_end(alone)
     assert again.output_ids == expected.output_ids
+
+
+def test_an_llm_with_graphs_says_what_it_captures_and_answers_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="cupyllm.decode_graphs")
+    settings: dict[str, Any] = {"device": "emulated", "kv_cache_gib": 0.01, "max_model_len": 64}
+    params, texts = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True), []
+    for graphs in (False, True):
+        llm = LLM("demo", graphs=graphs, **settings)
+        (output,) = llm.generate(["A page table"], params, show_progress=False)
+        texts.append(output.outputs[0].text)
+    assert texts[0] == texts[1]
+    (record,) = caplog.records
+    assert re.fullmatch(
+        r"captured a decode step \(1 greedy rows, contexts up to 1024\): \d+ launches, [\d.]+ MiB, \d+ ms",
+        record.getMessage(),
+    )
 
 
 def test_buckets() -> None:

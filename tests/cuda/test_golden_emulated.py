@@ -17,7 +17,9 @@ NAMES = ("short_hello", "chinese", "system_pirate")
 
 
 def test_eight_greedy_tokens_of_three_prompts_together() -> None:
-    llm = LLM(CHECKPOINT, device="emulated", kv_cache_gib=0.02, max_model_len=256, generation_config="none")
+    settings = {"kv_cache_gib": 0.02, "max_model_len": 256, "generation_config": "none"}
+    # Prompts are launched one by one, and the other steps are replayed.
+    llm = LLM(CHECKPOINT, device="emulated", graphs=True, **settings)
     cases = [next(case for case in CASES if case["name"] == name) for name in NAMES]
     greedy = SamplingParams(temperature=0.0, max_tokens=8)
     outputs = llm.generate([case["prompt_ids"] for case in cases], greedy, show_progress=False)
