@@ -35,7 +35,7 @@ def test_61_an_unknown_model_is_404(server: LiveServer, name: str) -> None:
     ("method", "path", "status"),
     [
         *(
-            ("GET", "/", 404),
+            ("GET", "/nope", 404),
             ("POST", "/v1/embedding", 404),
             ("GET", "/v1/models/nope", 404),
             ("GET", "/health/", 404),

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from cupyllm.api.logs import JsonFormatter, log_fields
-from tests.api.live_server import LiveServer, frames
+from tests.api.live_server import LiveServer, frames, wait_until
 
 ROOT = Path(__file__).parents[2]
 NUMBER = r"\d+(\.\d+)?(e-\d+)?"
@@ -39,6 +39,7 @@ def test_a_finished_request_has_all_its_times(server: LiveServer, caplog: pytest
     caplog.set_level("INFO")
     ask = {"prompt": "secret", "max_tokens": 5, "ignore_eos": True, "stream": True}
     frames(server.post("/v1/completions", ask, headers={"x-request-id": "timed-1"}))
+    wait_until(lambda: "timed-1 " in caplog.text, "the stream has been closed")
     (line,) = [record.message for record in caplog.records if record.message.startswith("timed-1 ")]
     assert re.fullmatch(
         r"timed-1 /v1/completions prompt_tokens=\d+ cached_tokens=0 output_tokens=5 finish=length preemptions=0 "

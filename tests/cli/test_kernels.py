@@ -96,12 +96,15 @@ def test_without_a_compiler_run_says_what_to_install(
         compiler_module.compiler.cache_clear()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["kernels", "--help"]])
-def test_help_has_examples(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "first"),
+    [(["--help"], "python -m cupyllm chat"), (["kernels", "--help"], "python -m cupyllm kernels")],
+)
+def test_help_has_examples(capsys: pytest.CaptureFixture[str], arguments: list[str], first: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 0
-    assert "examples:\n  python -m cupyllm kernels" in capsys.readouterr().out
+    assert f"examples:\n  {first}" in capsys.readouterr().out
 
 
 def test_the_module_runs_and_a_reader_that_leaves_early_is_no_error() -> None:
