@@ -71,11 +71,11 @@ class EngineStats:
 class _Launched(Unread):
     """A step whose tokens have not been read yet.
 
-    ended_prompts   sequences that only had their prompt to be read
+    read_prompts    sequences that only had their prompt to be read
     must_be_read    nothing more can be planned, or sampled, before these tokens are known
     """
 
-    ended_prompts: list[Sequence]
+    read_prompts: list[Sequence]
     must_be_read: bool
 
 
@@ -124,7 +124,7 @@ class Engine:
         self._beams = BeamRows(self.scheduler, self.admission.new_id)
         self._unforked: dict[int, list[Sequence]] = {}  # sequence id -> those that will share its prompt
         self._launched: _Launched | None = None  # the step before, where its tokens have not been read
-        self._left: list[Sequence] = []  # gone from the scheduler, since the token on its way is their last by count
+        self._left: list[Sequence] = []  # gone from the scheduler, since they end when the step on its way is read
 
     @property
     def ops(self) -> ReferenceOps:
@@ -270,17 +270,17 @@ class Engine:
         _note_starts(plan)
         computed = self.runner.run(plan, before)
         self.scheduler.commit(plan)
-        sequences, rows, ended = self._next_of(plan)
+        sequences, rows, read = self._next_of(plan)
         sampled = self.runner.sample(computed, sequences, rows) if sequences else None
         fork_waits = any(not sequence.page_table for sequence in sequences[plan.num_decodes :])  # it found no row
         must_be_read = not self._overlap or bool(self._beams) or self.runner.must_know_tokens or fork_waits
         if not must_be_read:
             for sequence in sequences:
                 sequence.expect_token()
-        return _Launched(sequences, sampled, ended, must_be_read)
+        return _Launched(sequences, sampled, read, must_be_read)
 
     def _next_of(self, plan: Plan) -> tuple[list[Sequence], list[int] | None, list[Sequence]]:
-        """The sequences that get a token in this step, the row of logits of each, and those that end without one.
+        """The sequences that get a token in this step, the row of logits of each, and those that will end without one.
 
         Those are the decode rows, then the prompts that have been computed. A prompt that was computed for several
         answers is forked here, and they share its row. The rows are None where each sequence has its own, in order.
@@ -288,34 +288,34 @@ class Engine:
         if not any(chunk.reaches_end for chunk in plan.prompts):
             return plan.decodes, None, []
         sequences, rows = list(plan.decodes), list(range(plan.num_decodes))
-        ended: list[Sequence] = []
+        read: list[Sequence] = []
         computed = [chunk.sequence for chunk in plan.prompts if chunk.reaches_end]
         for row, sequence in enumerate(computed, start=plan.num_decodes):
             others = self._unforked.pop(sequence.id, [])
             if sequence.max_tokens == 0:
-                ended += self._end_unanswered(sequence, others)
+                self.scheduler.remove(sequence)
+                read += [sequence, *others]
                 continue
             for other in others:
                 self.scheduler.fork(sequence, other)
             sequences += [sequence, *others]
             rows += [row] * (1 + len(others))
-        return sequences, None if rows == list(range(plan.num_decodes + len(computed))) else rows, ended
-
-    def _end_unanswered(self, sequence: Sequence, others: list[Sequence]) -> list[Sequence]:
-        """End a sequence that only had its prompt to be read, and those that waited to share it."""
-        for one in (sequence, *others):
-            one.finish_reason = FinishReason.LENGTH
-        self.scheduler.remove(sequence)
-        return [sequence, *others]
+        self._left += read
+        return sequences, None if rows == list(range(plan.num_decodes + len(computed))) else rows, read
 
     def _commit(self, launched: _Launched) -> StepResult:
         """Read the tokens of a step and give each to its sequence."""
         sequences = launched.sequences
+        ended_prompts = [sequence for sequence in launched.read_prompts if sequence.finish_reason is None]
+        for sequence in ended_prompts:
+            sequence.finish_reason = FinishReason.LENGTH
+            self._left.remove(sequence)
         if launched.sampled is None:
-            return StepResult(ended_prompts=launched.ended_prompts)
+            return StepResult(ended_prompts=ended_prompts)
         sampled = launched.sampled.read()
         token_ids = sampled.token_ids.tolist()
         beams = frozenset(sequence.id for sequence in sequences if sequence in self._beams) if self._beams else NO_IDS
+        ended: dict[int, FinishReason] = {}
         for row, (sequence, token_id) in enumerate(zip(sequences, token_ids, strict=True)):
             if sequence.finish_reason is not None:  # it ended while this token was on its way
                 token_ids[row] = PASSED_OVER
@@ -327,8 +327,10 @@ class Engine:
                 self._remove(sequence)
             elif sequence.guide is not None:
                 self._advance_guide(sequence, token_id)
+            if sequence.finish_reason is not None:
+                ended[row] = sequence.finish_reason
         searches = self._beams.advance() if beams else []
-        return StepResult((SampledTokens(sequences, token_ids, sampled, beams),), searches, launched.ended_prompts)
+        return StepResult((SampledTokens(sequences, token_ids, ended, sampled, beams),), searches, ended_prompts)
 
     def _advance_guide(self, sequence: Sequence, token_id: int) -> None:
         assert sequence.guide is not None

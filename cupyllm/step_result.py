@@ -28,10 +28,14 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class SampledTokens:
-    """One token for each of `sequences`, -1 for one that failed, PASSED_OVER for one that had ended before."""
+    """One token for each of `sequences`, -1 for one that failed, PASSED_OVER for one that had ended before.
+
+    Why a sequence ended is noted by row, since it may have ended with another token of the same result.
+    """
 
     sequences: list[Sequence]
     token_ids: list[int]
+    ended: dict[int, FinishReason]
     sampled: SampleResult
     beams: frozenset[int]  # ids of the sequences that belong to a search
 
@@ -39,10 +43,11 @@ class SampledTokens:
         for row, (sequence, token_id) in enumerate(zip(self.sequences, self.token_ids, strict=True)):
             if sequence.id in self.beams or token_id == PASSED_OVER:
                 continue
-            if token_id < 0 or sequence.finish_reason is FinishReason.ERROR:
-                yield TokenEvent(sequence, None, None, FinishReason.ERROR)
+            reason = self.ended.get(row)
+            if reason is FinishReason.ERROR:
+                yield TokenEvent(sequence, None, None, reason)
             else:
-                yield TokenEvent(sequence, token_id, self._logprobs(sequence, row), sequence.finish_reason)
+                yield TokenEvent(sequence, token_id, self._logprobs(sequence, row), reason)
 
     def _logprobs(self, sequence: Sequence, row: int) -> TokenLogprobs | None:
         count = sequence.params.logprobs

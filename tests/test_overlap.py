@@ -7,6 +7,7 @@ was read would see PENDING.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,26 @@ def test_every_kind_of_request_gets_what_it_gets_at_once(model: Model, switches:
         assert len(late_events) == len(events)
         num_preemptions += late.stats.num_preemptions
     assert bool(num_preemptions) == ("num_pages" in switches)
+
+
+def test_of_two_tokens_in_one_step_only_the_last_ends_the_answer(model: Model) -> None:
+    engine = make_engine(model, overlap=True)
+    short = engine.add(prompts(1)[0], replace(LONG, max_tokens=4))
+    events = [event for _ in range(3) for event in engine.step()]
+    engine.add(prompts(2)[1], replace(LONG, presence_penalty=1.0))  # its tokens must be known at once
+    events += [event for event in engine.step() if event.sequence is short]
+    assert [event.token_id for event in events] == short.output_ids
+    assert [event.finish_reason for event in events] == [None, None, None, FinishReason.LENGTH]
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_prompt_that_was_read_can_be_aborted_before_that_is_told(model: Model, which: int) -> None:
+    engine = make_engine(model, overlap=True)
+    asked = engine.add_parallel(prompts(1)[0], [SamplingParams(max_tokens=0)] * 2)
+    assert list(engine.step()) == []
+    engine.abort(asked[which])
+    assert [event.sequence for event in run_to_end(engine)] == [asked[1 - which]]
+    assert asked[which].finish_reason is FinishReason.ABORT
 
 
 @pytest.mark.parametrize("seed", range(8))
