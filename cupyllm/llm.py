@@ -254,7 +254,9 @@ class LLM:
                 by_sequence |= {s.id: answer for s, answer in zip(sequences, pending[added], strict=True)}
                 added += 1
             for event in self.engine.step():
-                answer = by_sequence[event.sequence.id]
+                answer = by_sequence.get(event.sequence.id)
+                if answer is None:
+                    continue  # a stop string ended it with the token before, which came in the same step
                 answer.push(event)
                 if answer.text.finish_reason is not None:
                     self.engine.abort(event.sequence)  # the engine does not know of stop strings

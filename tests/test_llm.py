@@ -56,6 +56,15 @@ def test_each_prompt_may_have_its_own_params(llm: LLM) -> None:
         llm.generate(["a", "b"], [GREEDY])
 
 
+def test_a_stop_string_ends_an_answer_that_got_two_tokens_in_one_step(folder: Path) -> None:
+    llm = LLM(str(folder), kv_cache_gib=0.01, overlap=True, max_waiting=1)
+    first = text_of(llm, "the weather", replace(GREEDY, max_tokens=1))
+    params = [replace(GREEDY, stop=(first,)), replace(GREEDY, presence_penalty=1.0)]
+    stopped, penalised = llm.generate(["the weather", "a"], params, show_progress=False)
+    assert (stopped.outputs[0].text, stopped.outputs[0].finish_reason) == ("", "stop")
+    assert len(penalised.outputs[0].token_ids) == 16
+
+
 def test_a_stop_string_cuts_the_text_and_frees_the_pages(llm: LLM) -> None:
     whole = text_of(llm, "the weather")
     stop = whole[5:8]
