@@ -41,8 +41,9 @@ class OutputText:
         new = NewText() if event.token_id is None or ends else self._decoder.push(event.token_id)
         if event.finish_reason is not None:
             new += self._decoder.finish()
-        if self._num_unstoppable > 0 and event.finish_reason is None:
+        if self._num_unstoppable > 0:
             self._num_unstoppable -= 1
+            self.finish_reason = event.finish_reason
             return new
         shown = self._matcher.push(new.content)
         if self._matcher.matched is not None:

@@ -65,6 +65,13 @@ def test_a_stop_string_ends_an_answer_that_got_two_tokens_in_one_step(folder: Pa
     assert len(penalised.outputs[0].token_ids) == 16
 
 
+def test_a_stop_string_in_the_last_token_does_not_count_before_min_tokens(llm: LLM) -> None:
+    (a,) = llm.tokenizer.encode("a")
+    params = replace(GREEDY, logit_bias={a: 100}, stop=("a",), max_tokens=3, min_tokens=3)
+    (output,) = llm.generate("the weather", params)[0].outputs
+    assert (output.text, output.finish_reason) == ("aaa", "length")
+
+
 def test_a_stop_string_cuts_the_text_and_frees_the_pages(llm: LLM) -> None:
     whole = text_of(llm, "the weather")
     stop = whole[5:8]
