@@ -17,6 +17,7 @@ peers.PEER.LOAD.FIGURE   ours against the peer's; LOAD is one of
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -37,8 +38,8 @@ LOADS = {
     "closed8": ["--concurrency", "8", "--requests", "32", "--prompt-tokens", "128", "--output-tokens", "64"],
     "article": ["--concurrency", "8", "--requests", "50", "--output-tokens", "128", "--prompt", "Write a short poem."],
 }
-# `transformers serve` refuses fields that it does not know.
-UNKNOWN_TO_TRANSFORMERS = '{"ignore_eos": null}'
+# `transformers serve` knows no ignore_eos; without an end token its answers go on to their length, too.
+FOR_TRANSFORMERS = {"ignore_eos": None, "generation_config": '{"eos_token_id": -1, "do_sample": false}'}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -88,7 +89,7 @@ def load_for(server: Server, words: list[str]) -> Load:
     parser = argparse.ArgumentParser()
     add_load_options(parser)
     if server.model is not None:
-        words = [*words, "--model", server.model, "--extra", UNKNOWN_TO_TRANSFORMERS]
+        words = [*words, "--model", server.model, "--extra", json.dumps(FOR_TRANSFORMERS)]
     return read_load(parser.parse_args(words))
 
 

@@ -76,7 +76,8 @@ def transformers_server(program: str, model: Path, *, dtype: str) -> Iterator[Se
     """`transformers serve` with continuous batching, on the CPU."""
     port = _free_port()
     command = [program, "serve", "--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--dtype", dtype]
-    command += ["--continuous-batching"]
+    # Its cache takes nine tenths of the memory otherwise, with other servers beside it.
+    command += ["--continuous-batching", "--cb-max-memory-percent", "0.3"]
     with _process(command, _answers_at(f"http://127.0.0.1:{port}", "/health")) as (process, url):
         yield Server("transformers serve", url, process, model=str(model))
 
@@ -90,6 +91,8 @@ def _process(
     """Start a server and wait for its URL; end it, and what it has started, afterwards."""
     with tempfile.NamedTemporaryFile("w", suffix=".log") as log:
         variables = {**os.environ, **(environment or {})}
+        # Whoever ends this process ends the servers, too: a paused one would otherwise be left behind.
+        before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
         process = subprocess.Popen(command, stdout=log, stderr=log, text=True, env=variables, start_new_session=True)
         try:
             deadline = time.monotonic() + START_SECONDS
@@ -107,6 +110,7 @@ def _process(
             except subprocess.TimeoutExpired:
                 _signal(process, signal.SIGKILL)
                 process.wait()
+            signal.signal(signal.SIGTERM, before)
 
 
 def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
