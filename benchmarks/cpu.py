@@ -22,17 +22,15 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from cpu_rates import NUM_TOKENS, decode_rate, llama_rate, prefill_rate, start_decoding, transformers_rates
 from cpu_servers import Burst, burst, llama_server, own_server, transformers_server
-from decode import decode_rate, prefill_rate
 from record import Row, finish
 
 from cupyllm import LLM
@@ -117,37 +115,17 @@ def bare_rows(
     weights = weight_bytes(bf16.engine)
     share = {"own": lambda: weights * decode_rate(bf16, 1), "read bandwidth": probe.rate}
     return [
-        *rows_of("cpu.bf16.batch1", "tokens/s", in_turns(batch1, rounds), {"llama": "ratio >= 1.0", "transformers": "ratio >= 2"}),
+        *rows_of(
+            "cpu.bf16.batch1",
+            "tokens/s",
+            in_turns(batch1, rounds),
+            {"llama": "ratio >= 1.0", "transformers": "ratio >= 2"},
+        ),
         *rows_of("cpu.bf16.prefill512", "tokens/s", in_turns(prefill, rounds), dict.fromkeys(prefill, "ratio >= 0.9")),
         *rows_of("cpu.int8.batch1", "tokens/s", in_turns(quantised, rounds), {"llama": "ratio >= 1.2"}),
         *rows_of("cpu.bf16.bandwidth_share", "bytes/s", in_turns(share, rounds), {"read bandwidth": "ratio >= 0.85"}),
         Row("cpu.bf16.host_share", "share", [host_share(bf16) for _ in range(rounds)], limit="<= 0.05"),
     ]
-
-
-def llama_rate(programs: Path, file: Path, threads: int, *, prompt: int, output: int) -> float:
-    """Tokens per second of llama-bench: of `output` tokens behind a prompt of 128, or of a prompt."""
-    depth = ["-d", "128"] if output else []
-    command = [programs / "llama-bench", "-m", file, "-t", threads, "-r", 1, "-o", "json", "-p", prompt, "-n", output]
-    run = subprocess.run([*map(str, command), *depth], capture_output=True, text=True, check=True)
-    return float(json.loads(run.stdout)[0]["avg_ts"])
-
-
-def transformers_rates(model: str) -> tuple[Measure, Measure]:
-    """transformers in bf16: decode phase of one sequence, and a prompt of 512."""
-    import torch
-    from decode import transformers_rate
-    from transformers import AutoModelForCausalLM
-
-    theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
-
-    def prefill() -> float:
-        with torch.no_grad():
-            start = time.perf_counter()
-            theirs(torch.arange(512)[None], use_cache=True, logits_to_keep=1)
-            return 512 / (time.perf_counter() - start)
-
-    return lambda: transformers_rate(theirs), prefill
 
 
 def weight_bytes(engine: Engine) -> int:
@@ -186,8 +164,6 @@ class ReadProbe:
 
 def host_share(llm: LLM) -> float:
     """The share of batch-1 steps that passes outside calls of the ops' kernels."""
-    from decode import NUM_TOKENS, start_decoding
-
     team = llm.engine.runner.ops._team
     seconds = 0.0
     run = team.run
