@@ -40,20 +40,20 @@ class StepRecord:
     start_s: float  # time.monotonic
     seconds: float
     decode_ids: tuple[int, ...]  # in order of rows
-    chunks: tuple[tuple[int, int, int], ...]  # pieces of prompts: sequence, first token, length
     token_ids: tuple[int, ...]  # the sequences that got a token; with overlap those of the step before
-    started: tuple[SequenceFacts, ...]
-    ended: tuple[tuple[int, str], ...]  # sequence, finish reason
-    preempted_ids: tuple[int, ...]
-    forks: tuple[tuple[int, int], ...]  # parent, child
-    page_copies: tuple[tuple[int, int], ...]  # from, to
-    evicted_pages: tuple[int, ...]
-    page_changes: tuple[PageUse, ...]
-    waiting_ids: tuple[int, ...]  # the first of them
     num_waiting: int
     num_live_pages: int
     num_cached_pages: int
     num_free_pages: int
+    chunks: tuple[tuple[int, int, int], ...] = ()  # pieces of prompts: sequence, first token, length
+    started: tuple[SequenceFacts, ...] = ()
+    ended: tuple[tuple[int, str], ...] = ()  # sequence, finish reason
+    preempted_ids: tuple[int, ...] = ()
+    forks: tuple[tuple[int, int], ...] = ()  # parent, child
+    page_copies: tuple[tuple[int, int], ...] = ()  # from, to
+    evicted_pages: tuple[int, ...] = ()
+    page_changes: tuple[PageUse, ...] = ()
+    waiting_ids: tuple[int, ...] = ()  # the first of them
 
     @property
     def num_tokens(self) -> int:
@@ -127,6 +127,8 @@ class StepTrace:
         self._num_waiting = 0
         self._known: dict[int, Sequence] = {}
         self._preemptions: dict[int, int] = {}  # sequence id -> how often, as last seen
+        self._last: StepRecord | None = None
+        self._last_decodes: list[Sequence] = []
         self._pages = PageMap(self._allocator)
         self._record(Plan([], [], []), StepResult(), time.monotonic())  # what runs already
         self._engine.observer = self._after_step
@@ -137,7 +139,39 @@ class StepTrace:
 
     def _after_step(self, plan: Plan, result: StepResult, start_s: float) -> None:
         self._number += 1
-        self._tell(self._record(plan, result, start_s))
+        last = self._last if self._is_like_last(plan) else None
+        record = self._record(plan, result, start_s) if last is None else self._record_like(last, plan, result, start_s)
+        self._last, self._last_decodes = record, plan.decodes
+        self._tell(record)
+
+    def _is_like_last(self, plan: Plan) -> bool:
+        """Whether the rows of the last step decode on, and nothing else has happened: so most steps are."""
+        last, allocator = self._last, self._allocator
+        return (
+            last is not None
+            and plan.decodes == self._last_decodes
+            and not (plan.prompts or plan.page_copies or plan.entering or self._evicted)
+            and len(self._known) == len(plan.decodes)
+            and self._engine.num_waiting == 0
+            and allocator.num_free == last.num_free_pages
+            and allocator.num_cached == last.num_cached_pages
+            and all(sequence.finish_reason is None for sequence in plan.decodes)
+        )
+
+    def _record_like(self, last: StepRecord, plan: Plan, result: StepResult, start_s: float) -> StepRecord:
+        """What `_record` would return, without looking at everything again."""
+        all_got_one = len(result.tokens) == 1 and result.tokens[0].sequences == plan.decodes
+        return StepRecord(
+            number=self._number,
+            start_s=start_s,
+            seconds=time.monotonic() - start_s,
+            decode_ids=last.decode_ids,
+            token_ids=last.decode_ids if all_got_one else _ids_that_got_a_token(result),
+            num_waiting=0,
+            num_live_pages=last.num_live_pages,
+            num_cached_pages=last.num_cached_pages,
+            num_free_pages=last.num_free_pages,
+        )
 
     def _tell(self, record: StepRecord) -> None:
         self._num_waiting = record.num_waiting

@@ -54,6 +54,7 @@ def show_sharing(page: Page) -> None:
     page.get_by_role("button", name="Watch it share").click()
     expect(page.locator("#caption")).to_contain_text("Once more", timeout=SECONDS)
     page.get_by_role("button", name="Pause").click()
+    page.locator("#seek").fill("0")
     forward = page.get_by_role("button", name="One step forward")
     while "copied" not in page.locator("#step-note").inner_text():
         forward.click()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ class Watcher:
         self.trace.listen(self.records.append)
         self.pages = {use.page: use for use in self.trace.snapshot().pages}
         self._num_applied = len(self.records)
+        self.seen = {facts.id for facts in self.trace.snapshot().sequences}
 
     def apply_new(self) -> None:
         for record in self.records[self._num_applied :]:
@@ -45,8 +47,11 @@ class Watcher:
 
     def check(self) -> None:
         self.apply_new()
+        record = self.records[-1]
+        assert record.decode_ids == () or set(record.decode_ids) <= self.seen | {f.id for f in record.started}
+        self.seen |= {facts.id for facts in record.started}
         assert {page: use for page, use in self.pages.items() if use.state != "free"} == expected_pages(self.engine)
-        stats, record = self.engine.stats, self.records[-1]
+        stats = self.engine.stats
         assert record.num_live_pages == stats.num_live_pages
         assert record.num_cached_pages == stats.num_cached_pages
         assert record.num_free_pages == stats.num_free_pages
@@ -138,6 +143,22 @@ def test_hits_of_the_prefix_cache_and_evictions(model: Model) -> None:
     engine.add([90 + token for token in PROMPT], params(max_tokens=10))
     watcher.run_to_end()
     assert sum(len(record.evicted_pages) for record in watcher.records) == 3
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_every_token_is_told_once(model: Model, overlap: bool) -> None:
+    """Also those of steps that are like the one before, which are not looked at in full."""
+    engine = make_engine(model, num_pages=200, max_decode_batch_size=8, overlap=overlap)
+    watcher = Watcher(engine)
+    sequences = [engine.add([*PROMPT, 30 + number], params(max_tokens=9 + 5 * number)) for number in range(4)]
+    watcher.run_to_end()
+    told = Counter(sequence_id for record in watcher.records for sequence_id in record.token_ids)
+    assert told == {sequence.id: sequence.num_output_tokens for sequence in sequences}
+    ran = Counter(sequence_id for record in watcher.records for sequence_id in record.decode_ids)
+    assert ran == {sequence.id: sequence.num_output_tokens - 1 for sequence in sequences}
+    ends = {end[0]: record.number for record in watcher.records for end in record.ended}
+    assert sorted(ends) == [sequence.id for sequence in sequences]
+    assert list(ends.values()) == sorted(ends.values())
 
 
 def test_preemptions(model: Model) -> None:

@@ -78,6 +78,7 @@ function take(event) {
     return;
   }
   const changed = event.steps.flatMap((record) => recording.push(record));
+  pageMap.note(changed);
   drawSoon(changed);
 }
 
@@ -180,7 +181,7 @@ function setPaused(on) {
 
 function goTo(cursor) {
   setPaused(true);
-  drawSoon(recording.seek(cursor));
+  draw(recording.seek(cursor)); // at once, as what a key does should be
 }
 
 export const stepBack = () => goTo(recording.cursor - 1);
@@ -188,7 +189,7 @@ export const stepForward = () => goTo(recording.cursor + 1);
 
 export function goLive() {
   setPaused(false);
-  drawSoon(recording.seek(recording.entries.length));
+  draw(recording.seek(recording.entries.length));
 }
 
 export function pauseOrPlay() {

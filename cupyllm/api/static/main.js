@@ -37,7 +37,8 @@ function fitViews() {
   applyViews();
 }
 
-const watchIfSeen = () => watch(shown.engine && !document.hidden);
+// Where one view is shown at a time, the engine is watched behind the chat too, to be looked at afterwards.
+const watchIfSeen = () => watch((shown.engine || narrow.matches) && !document.hidden);
 
 // Theme: the system's, until one is chosen.
 
@@ -67,7 +68,6 @@ async function connect() {
     setTimeout(connect, 3000);
     return;
   }
-  watch(false);
   watchIfSeen();
 }
 

@@ -27,14 +27,18 @@ export class PageMap {
     this.draw();
   }
 
+  // Pages that are or were in use; they are never folded away.
+  note(pages) {
+    for (const page of pages) this.used.add(page);
+  }
+
   // Draw all cells, or only those of some pages where nothing else has moved.
   draw(pages = null) {
     const { recording } = this;
     if (!recording?.numPages) return;
-    for (const page of pages ?? []) this.used.add(page);
     const width = this.canvas.parentElement.clientWidth;
     if (!width) return;
-    if (this.layout === null || this.layout.width !== width || this.#hasNewRows(pages)) {
+    if (pages === null || this.layout?.width !== width || this.#hasNewRows(pages)) {
       this.layout = this.#layOut(width);
       pages = null;
     }
@@ -53,7 +57,7 @@ export class PageMap {
   }
 
   #hasNewRows(pages) {
-    return (pages ?? []).some((page) => !this.layout.tops.has(Math.floor(page / this.layout.columns)));
+    return pages.some((page) => !this.layout.tops.has(Math.floor(page / this.layout.columns)));
   }
 
   // The largest cells that fit; they never grow again while the page is open, so that nothing jumps.
