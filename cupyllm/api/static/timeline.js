@@ -6,7 +6,7 @@ const COLUMN = 9;
 const MARKS = 14; // height of the line of marks
 const BARS = 34; // height of the bars of tokens
 const FEWEST_LANES = 6;
-const MOST_LANES = 24;
+const MOST_LANES = 64;
 
 export class Timeline {
   constructor(canvas, onchoose) {
@@ -27,7 +27,7 @@ export class Timeline {
     this.first = Math.max(0, last - columns);
     const shown = entries.slice(this.first, last);
     const lanes = Math.min(MOST_LANES, Math.max(FEWEST_LANES, ...shown.flatMap(({ cells }) => cells.map(({ lane }) => lane + 1))));
-    const lane = lanes > 12 ? 9 : 13;
+    const lane = lanes > 24 ? 6 : lanes > 12 ? 9 : 13;
     const height = lanes * lane + MARKS + BARS;
     const context = fitCanvas(this.canvas, width, height);
     const colours = Object.fromEntries(["line", "muted", "text", "copied", "preempted", "evicted", "selected", "accent"].map((name) => [name, styleColour(name)]));
