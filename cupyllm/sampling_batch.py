@@ -173,10 +173,24 @@ def _mask(sequence: SampledSequence, vocab_limit: int) -> np.ndarray | None:
         return None
     words = np.zeros(_num_words(vocab_limit), np.uint32)
     try:
-        return words if sequence.guide.allow(words) else None
+        if not sequence.guide.allow(words):
+            return None
     except Exception:
         log.exception("a guide failed; its sequence ends with an error")
         return np.zeros_like(words)
+    num_output = len(sequence.token_ids) - sequence.num_prompt_tokens
+    return _without_ends(words, sequence, vocab_limit) if num_output < sequence.params.min_tokens else words
+
+
+def _without_ends(words: np.ndarray, sequence: SampledSequence, vocab_limit: int) -> np.ndarray:
+    """A mask without the sequence's end tokens, or as it is where these alone are allowed."""
+    others = words.copy()
+    for token_id in sequence.end_token_ids:
+        if token_id < vocab_limit:
+            others[token_id // 32] &= ~(np.uint32(1) << np.uint32(token_id % 32))
+    if vocab_limit % 32:  # the last bits may be set, and stand for no token
+        others[-1] &= np.uint32(2 ** (vocab_limit % 32) - 1)
+    return others if others.any() else words
 
 
 def _offsets(sequence: SampledSequence, *, guided: bool) -> dict[int, float]:

@@ -315,6 +315,17 @@ def test_a_guide_that_leaves_only_the_end_may_end_before_min_tokens() -> None:
     assert sample(lively(1), [one]).token_ids.tolist() == [0]
 
 
+@pytest.mark.parametrize(("num_output", "chosen"), [(0, 7), (1, 7), (2, 0)])
+def test_a_guide_that_leaves_more_than_the_end_goes_on_until_min_tokens(num_output: int, chosen: int) -> None:
+    logits = np.full((1, V), -5.0)
+    logits[0, 0] = 5.0
+    guide = AllowedIds([0, 7, V])  # the last has no token, but a bit
+    one = row(token_ids=[3, *[4] * num_output], num_prompt_tokens=1, min_tokens=2, guide=guide, temperature=0.0)
+    assert sample(logits, [one]).token_ids.tolist() == [chosen]
+    one = row(token_ids=[3], num_prompt_tokens=1, min_tokens=2, guide=AllowedIds([0, V]), temperature=0.0)
+    assert sample(logits, [one]).token_ids.tolist() == [0]
+
+
 def test_a_nan_that_is_forbidden_fails_all_the_same() -> None:
     logits = lively(1)
     logits[0, 30] = np.nan
