@@ -231,7 +231,7 @@ class EngineWorker:
     def _step(self) -> None:
         started = self._step_started = time.monotonic()
         try:
-            events = self._engine.step()
+            self._dispatch(self._engine.step())
         except Exception:
             self.num_failed_steps += 1
             self._failed_in_a_row += 1
@@ -241,7 +241,6 @@ class EngineWorker:
         else:
             self._failed_in_a_row = 0
             self.step_seconds.add(time.monotonic() - started)
-            self._dispatch(events)
         finally:
             self._step_started = None
 

@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 
+from cupyllm.sampling import SamplingParams
 from cupyllm.startup import LoadedModel
 from tests.api.faults import FaultyOps, Turnstile, pass_until, start_stream
 from tests.api.live_server import MESSAGES, MODEL_NAME, LiveServer, frames, raw_connection, run_server, wait_until
@@ -49,6 +50,22 @@ def answer(server: LiveServer) -> str:
     response = server.post(TEXT, {"prompt": "the weather", "temperature": 0, "max_tokens": 8})
     assert response.status_code == 200, response.text
     return response.json()["choices"][0]["text"]
+
+
+def test_a_token_that_nobody_asked_for_fails_a_step_and_does_not_end_the_thread(faulty: Faulty) -> None:
+    server, ops = faulty
+    expected, engine = answer(server), server.loaded.engine
+
+    def add_another(number: int) -> None:
+        ops.before_step = lambda number: None
+        engine.add([1, 2, 3], SamplingParams(max_tokens=2))
+
+    ops.before_step = add_another
+    response = server.post(TEXT, LONG)
+    assert response.status_code == 500, response.text
+    wait_until(lambda: is_idle(server), "the engine is idle")
+    assert server.worker.trouble() is None
+    assert answer(server) == expected
 
 
 @pytest.mark.parametrize("n", [1, 3])
