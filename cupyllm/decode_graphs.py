@@ -94,7 +94,11 @@ class DecodeGraphs:
             self._rows.all_greedy,
         )
         graph = self._graphs.get(key) or self._add(key)
-        graph.replay()
+        try:
+            graph.replay()
+        except Exception:
+            self._rows.lose_track()
+            raise
         self.num_replays += 1
         self._rows.moved_on()
         return self._rows.sampled

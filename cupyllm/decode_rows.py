@@ -151,6 +151,12 @@ class DecodeRows:
         """Tokens of the rows were run without the device's rows knowing."""
         self._has_tokens = False
 
+    def lose_track(self) -> None:
+        """A step failed: nobody knows whether it has moved the device's rows on."""
+        self._has_tokens = False
+        self._num_steps = 0
+        self._fields.context_lens[: len(self._sequences)] = -1  # unlike any length, so that all are sent again
+
     def _enter_pages(self, entering: list[Sequence]) -> None:
         start, max_pages = self._starts["page_tables"], self._layout.max_pages
         # Who has no row was preempted on the way here; then the rows have changed, and this is not called.

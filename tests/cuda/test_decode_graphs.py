@@ -295,12 +295,17 @@ def test_a_failed_row_fails_alone(folder: Path, loader: KernelLoader) -> None:
     assert [sequence.num_output_tokens for sequence in fine] == [60, 60]
 
 
-def test_a_step_that_raises_leaves_an_engine_that_goes_on(folder: Path, loader: KernelLoader) -> None:
+@pytest.mark.parametrize("has_run", [False, True])
+def test_a_step_that_raises_leaves_an_engine_that_goes_on(folder: Path, loader: KernelLoader, has_run: bool) -> None:
     engine = steady_engine(folder, loader, 3, HostDevice())
     graphs = engine.runner.graphs.graphs
     kept = dict(graphs)
+    prompt = [0] * engine.scheduler.decoding[0].num_computed  # as long as what the host thinks to be in that row
 
     def fail() -> None:
+        if has_run:
+            for graph in kept.values():
+                graph.replay()
         raise RuntimeError("planted")
 
     graphs.update({key: replace(graph, replay=fail) for key, graph in kept.items()})
@@ -308,10 +313,10 @@ def test_a_step_that_raises_leaves_an_engine_that_goes_on(folder: Path, loader: 
         engine.step()
     engine.abort_all()
     graphs.update(kept)
-    again = engine.add([0] * 14, GREEDY)
+    again = engine.add(prompt, GREEDY)
     run_to_end(engine)
     alone = make_engine(folder, CudaOps(loader, HostDevice()))
-    expected = alone.add([0] * 14, GREEDY)
+    expected = alone.add(prompt, GREEDY)
     run_to_end(alone)
     assert again.output_ids == expected.output_ids
 
