@@ -60,7 +60,7 @@ def server(model_folder: Path) -> Iterator[LiveServer]:
         yield live
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is open, the thread has a running event loop: no asyncio.run for others
 def browser() -> Iterator[Any]:
     with playwright_api.sync_playwright() as playwright:
         found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
