@@ -64,11 +64,11 @@ def main() -> None:
 
 def write_files(model: Path, folder: Path) -> dict[str, Path]:
     """The checkpoint for llama.cpp, by type."""
-    from gguf_file import write_gguf
+    from write_gguf import write_gguf
 
     files = {kind: folder / f"{kind}.gguf" for kind in ("BF16", "Q8_0")}
-    for kind, file in files.items():
-        write_gguf(model, file, kind)
+    write_gguf(model, files["BF16"])
+    write_gguf(model, files["Q8_0"], quantise="Q8_0")
     return files
 
 

@@ -72,10 +72,10 @@ def start(stack: ExitStack, options: argparse.Namespace, scratch: Path) -> Itera
     cores = os.cpu_count() or 1
     contexts = {"own": own_server(["--model", str(options.model), "--kv_cache_gib", "1.0"])}
     if options.llama_server:
-        from write_gguf import main as write_gguf
+        from write_gguf import write_gguf
 
         gguf = scratch / "model.gguf"
-        write_gguf([str(options.model), str(gguf)])
+        write_gguf(options.model, gguf)
         contexts["llama"] = llama_server(options.llama_server, gguf, slots=SLOTS, context=CONTEXT, threads=cores)
     if options.transformers:
         contexts["transformers"] = transformers_server(options.transformers, options.model, dtype="bfloat16")

@@ -1,9 +1,10 @@
-"""The weights of a Qwen2.5 folder as a GGUF file for llama.cpp, unquantised: the same numbers for both engines.
+"""The weights of a Qwen2.5 folder as a GGUF file for llama.cpp: the same numbers for both engines.
 
-    python benchmarks/write_gguf.py FOLDER FILE.gguf
+    python benchmarks/write_gguf.py FOLDER FILE.gguf [--quantise Q8_0]
 
-Needs `pip install gguf`. Matrices keep the checkpoint's 16 bits (float32 becomes float16), norms and biases are
-float32, as llama.cpp's own converter does it. Tensor names are those of gguf's table for the architecture "qwen2".
+Needs `pip install gguf`. Matrices keep the checkpoint's 16 bits (float32 becomes float16) unless they are quantised,
+norms and biases are float32, as llama.cpp's own converter does it. Tensor names are those of gguf's table for the
+architecture "qwen2".
 """
 
 from __future__ import annotations
@@ -28,25 +29,31 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("file", type=Path)
+    parser.add_argument("--quantise", choices=("Q8_0",))
     options = parser.parse_args(arguments)
-    config = read_model_config(options.folder)
+    write_gguf(options.folder, options.file, options.quantise)
+    return 0
+
+
+def write_gguf(folder: Path, file: Path, quantise: str | None = None) -> None:
+    """Write the file; `quantise` names the type of its matrices."""
+    config = read_model_config(folder)
     if config.model_type != "qwen2" or config.rope.kind != "default":
-        sys.exit(f"{options.folder}: only Qwen2 and Qwen2.5 without RoPE scaling can be written")
-    writer = gguf.GGUFWriter(options.file, "qwen2")
-    write_sizes(writer, config, options.folder.name)
-    write_tokenizer(writer, options.folder, config)
-    write_tensors(writer, options.folder, config)
+        sys.exit(f"{folder}: only Qwen2 and Qwen2.5 without RoPE scaling can be written")
+    writer = gguf.GGUFWriter(file, "qwen2")
+    write_sizes(writer, config, folder.name, quantise)
+    write_tokenizer(writer, folder, config)
+    write_tensors(writer, folder, config, quantise)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return 0
 
 
-def write_sizes(writer: gguf.GGUFWriter, config: ModelConfig, name: str) -> None:
-    bits = gguf.LlamaFileType.MOSTLY_BF16 if config.dtype == "bfloat16" else gguf.LlamaFileType.MOSTLY_F16
+def write_sizes(writer: gguf.GGUFWriter, config: ModelConfig, name: str, quantise: str | None) -> None:
+    stored = "BF16" if config.dtype == "bfloat16" else "F16"
     writer.add_name(name)
-    writer.add_file_type(bits)
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{quantise or stored}"])
     writer.add_block_count(config.num_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -79,7 +86,7 @@ def write_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: ModelConfig) 
         writer.add_chat_template(settings["chat_template"])
 
 
-def write_tensors(writer: gguf.GGUFWriter, folder: Path, config: ModelConfig) -> None:
+def write_tensors(writer: gguf.GGUFWriter, folder: Path, config: ModelConfig, quantise: str | None) -> None:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.QWEN2, config.num_layers)
     checkpoint = Checkpoint.open(folder)
     for name in checkpoint.names:
@@ -87,6 +94,12 @@ def write_tensors(writer: gguf.GGUFWriter, folder: Path, config: ModelConfig) ->
         if theirs is None:
             sys.exit(f"{folder}: llama.cpp knows no tensor for {name}")
         shape = checkpoint.shape(name)
+        if quantise is not None and len(shape) > 1:
+            kind = gguf.GGMLQuantizationType[quantise]
+            whole = np.empty(shape, np.float32)
+            checkpoint.read_into(name, whole)
+            writer.add_tensor(theirs, gguf.quants.quantize(whole, kind), raw_dtype=kind)
+            continue
         is_bfloat16 = len(shape) > 1 and checkpoint.dtype(name) == "bfloat16"
         values = np.empty(shape, np.float32 if len(shape) == 1 else np.uint16 if is_bfloat16 else np.float16)
         checkpoint.read_into(name, values)

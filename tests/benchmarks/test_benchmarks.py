@@ -170,6 +170,22 @@ def test_the_same_weights_for_llama_cpp(benchmark: Runner, tmp_path: Path) -> No
     assert norm.tensor_type == gguf.GGMLQuantizationType.F32
 
 
+def test_quantised_weights_for_llama_cpp_are_within_little_more_than_half_a_step(
+    benchmark: Runner, tmp_path: Path
+) -> None:
+    gguf = pytest.importorskip("gguf", reason="needs gguf: pip install gguf")
+    file = tmp_path / "demo.gguf"
+    assert benchmark.run("write_gguf", str(DEMO), str(file), "--quantise", "Q8_0")[0] == 0
+    (found,) = (tensor for tensor in gguf.GGUFReader(file).tensors if tensor.name == "blk.1.ffn_down.weight")
+    assert found.tensor_type == gguf.GGMLQuantizationType.Q8_0
+    name, checkpoint = "model.layers.1.mlp.down_proj.weight", Checkpoint.open(DEMO)
+    values = np.empty(checkpoint.shape(name), np.float32)
+    checkpoint.read_into(name, values)
+    steps = np.abs(values).reshape(-1, 32).max(axis=1, keepdims=True) / 127
+    error = np.abs(gguf.quants.dequantize(found.data, found.tensor_type).reshape(values.shape) - values)
+    assert np.all(error.reshape(-1, 32) <= 0.6 * steps)  # the scale itself is rounded to float16
+
+
 def test_the_report_has_every_record_and_its_plot(benchmark: Runner, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="needs matplotlib: pip install 'cupyllm[bench]'")
     report = importlib.import_module("report")
