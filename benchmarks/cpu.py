@@ -28,19 +28,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 from cpu_rates import NUM_TOKENS, decode_rate, llama_rate, prefill_rate, start_decoding, transformers_rates
 from cpu_servers import Burst, burst, llama_server, own_server, transformers_server
+from machine_rates import read_rate
 from record import Row, finish
 
 from cupyllm import LLM
+from cupyllm.device import HostDevice
 from cupyllm.engine import Engine
-from cupyllm.ops.cpu.compile import kernel, part
-from cupyllm.ops.cpu.team import Team, share_out
 
 Measure = Callable[[], float]
-READ_WORDS = 1 << 27  # of 8 bytes: 1 GiB, far more than any cache
-CHUNK_WORDS = 1 << 16
 
 
 def main() -> None:
@@ -111,9 +108,8 @@ def bare_rows(
     if with_transformers:
         decode_theirs, prefill_theirs = transformers_rates(model)
         batch1["transformers"], prefill["transformers"] = decode_theirs, prefill_theirs
-    probe = ReadProbe(threads)
     weights = weight_bytes(bf16.engine)
-    share = {"own": lambda: weights * decode_rate(bf16, 1), "read bandwidth": probe.rate}
+    share = {"own": lambda: weights * decode_rate(bf16, 1), "read bandwidth": read_rate(HostDevice())}
     return [
         *rows_of(
             "cpu.bf16.batch1",
@@ -133,33 +129,6 @@ def weight_bytes(engine: Engine) -> int:
     weights = engine.runner.model.weights
     layers = sum(matrix.nbytes for w in weights.layers for matrix in (w.qkv, w.o, w.gate_up, w.down))
     return int(layers + weights.lm_head.nbytes)
-
-
-@part
-def read_chunk(chunk: int, words: np.ndarray, sums: np.ndarray, size: int) -> None:
-    total = np.uint64(0)
-    for place in range(chunk * size, (chunk + 1) * size):
-        total += words[place]
-    sums[chunk] = total
-
-
-@kernel()
-def read_all(team: np.ndarray, words: np.ndarray, sums: np.ndarray, size: int) -> None:
-    share_out(team, read_chunk, len(sums), (words, sums, size), ())
-
-
-class ReadProbe:
-    """How many bytes a second all threads together can read from memory."""
-
-    def __init__(self, threads: int) -> None:
-        self._team = Team(threads)
-        self._words = np.ones(READ_WORDS, np.uint64)
-        self._sums = np.zeros(READ_WORDS // CHUNK_WORDS, np.uint64)
-
-    def rate(self) -> float:
-        start = time.perf_counter()
-        self._team.run(read_all, self._words, self._sums, CHUNK_WORDS)
-        return self._words.nbytes / (time.perf_counter() - start)
 
 
 def host_share(llm: LLM) -> float:
