@@ -39,8 +39,8 @@ class SamplingParams:
     allowed_token_ids   only these may be chosen
     bad_words           texts that the output must not hold; up to 128. An engine looks at `bad_word_ids` instead:
                         their token ids, as `Tokenizer.bad_word_ids` gives them
-    guide               what may come next, decided anew for every token, such as by a JSON schema; replaces
-                        allowed_token_ids, and min_tokens waits where it lets only an end token follow
+    guide               what may come next, decided anew for every token, such as by a JSON schema; not with
+                        allowed_token_ids. Where it lets only an end token follow, min_tokens does not hold
     seed                any whole number from -2**63 to 2**64-1; the same seed gives the same tokens alone and in
                         any batch
     max_tokens          at most this many output tokens; None is all that fits, 0 only reads the prompt

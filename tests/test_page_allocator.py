@@ -45,12 +45,14 @@ def test_a_published_page_is_handed_out_last_and_its_owner_is_told() -> None:
     allocator.publish(pages[1])
     allocator.release(pages)
     assert (allocator.num_free, allocator.num_cached, allocator.num_available) == (2, 1, 3)
+    assert [allocator.is_cached(page) for page in pages] == [False, True, False]
     assert pages[1] not in allocator.allocate(2)
     assert told == []
     assert allocator.allocate(1) == [pages[1]]
     assert told == [pages[1]]
     allocator.release([pages[1]])
     assert allocator.num_cached == 0, "it holds something else now"
+    assert not allocator.is_cached(pages[1])
 
 
 @pytest.mark.parametrize(

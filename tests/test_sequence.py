@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cupyllm.sampling import SamplingParams
-from cupyllm.sequence import FinishReason, Sequence, by_rank
+from cupyllm.sequence import PENDING, FinishReason, Sequence, by_rank
 
 
 def make(prompt: list[int], max_tokens: int = 3, **more: Any) -> Sequence:
@@ -62,3 +62,24 @@ def test_the_lower_priority_then_the_earlier_arrival_goes_first_and_forks_stand_
     first, second = make([1], id=1), make([1], id=2)
     fork, urgent, later = make([1], id=7, arrival=1), make([1], id=8, priority=-1), make([1], id=0, priority=1)
     assert sorted([later, second, fork, urgent, first], key=by_rank) == [urgent, first, fork, second, later]
+
+
+def test_expected_tokens_stand_in_their_places_until_they_are_known() -> None:
+    sequence = make([5, 6], max_tokens=9)
+    sequence.page_table = [0]
+    for _ in range(2):
+        sequence.expect_token()
+    assert (sequence.token_ids, sequence.num_computed, sequence.num_pending) == ([5, 6, PENDING, PENDING], 3, 2)
+    assert sequence.append(7) is None
+    assert (sequence.token_ids, sequence.num_pending) == ([5, 6, 7, PENDING], 1)
+    assert sequence.append(8) is None
+    assert (sequence.token_ids, sequence.num_pending) == ([5, 6, 7, 8], 0)
+
+
+def test_what_is_expected_behind_the_last_token_is_dropped() -> None:
+    sequence = make([5, 6], max_tokens=9)
+    sequence.page_table = [0]
+    for _ in range(2):
+        sequence.expect_token()
+    assert sequence.append(9) is FinishReason.STOP
+    assert sequence.token_ids == [5, 6, 9]
