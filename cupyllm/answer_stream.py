@@ -34,7 +34,8 @@ def stream_answer(
 ) -> Iterator[AnswerPiece]:
     """Answer a prompt; with `marks` its reasoning is told apart. Closing the iterator ends the answer.
 
-    Nobody else may use the engine meanwhile. Raises RequestError for what can never be served, and EngineError.
+    Nobody else may use the engine meanwhile. Raises RequestError for what can never be served, DeadEndError, and
+    EngineError.
     """
     sequence = engine.add(prompt_ids, with_bad_word_ids(params, tokenizer))
     text = OutputText(tokenizer, params, marks, thinking=marks is not None and marks.left_open(prompt_ids))
@@ -47,7 +48,7 @@ def stream_answer(
                 new = text.push(event)
                 num_tokens += event.token_id is not None
                 if text.finish_reason is FinishReason.ERROR:
-                    raise EngineError(DAMAGED)
+                    raise sequence.dead_end or EngineError(DAMAGED)
                 reason = None if text.finish_reason is None else text.finish_reason.value
                 yield AnswerPiece(new.content, num_tokens, reason, new.reasoning)
     finally:

@@ -322,6 +322,7 @@ class Engine:
             elif sequence.id in beams:
                 self._beams.offer(sequence, sampled, row)
             elif token_id < 0:
+                sequence.dead_end = self.runner.dead_end(sequence)
                 self.abort(sequence, FinishReason.ERROR)
             elif sequence.append(token_id) is not None:
                 self._remove(sequence)

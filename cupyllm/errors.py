@@ -5,7 +5,8 @@
     ├── CheckpointError    a model folder is incomplete, damaged or not supported
     ├── DeviceError        a device, driver, compiler or kernel is not there or not supported
     ├── RequestError       what one request asks for cannot be served; the fault is the caller's
-    │   └── ContextLengthError   prompt and output can never fit
+    │   ├── ContextLengthError   prompt and output can never fit
+    │   └── DeadEndError         no token may follow what the model has written
     ├── QueueFullError     the waiting queue is full; trying again later can succeed
     └── EngineError        the engine failed or is stopping; the fault is ours
 
@@ -50,6 +51,13 @@ class ContextLengthError(RequestError):
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message, param=param, code="context_length_exceeded")
+
+
+class DeadEndError(RequestError):
+    """No token may follow what the model has written: what the request lets an answer begin with has no end."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, param=param, code="dead_end")
 
 
 class QueueFullError(CupyllmError):

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from cupyllm.answer_stream import DAMAGED, AnswerPiece, stream_answer
 from cupyllm.beam_search import BeamParams, BeamSearch
 from cupyllm.config import EngineConfig, load_config
-from cupyllm.errors import EngineError, RequestError
+from cupyllm.errors import DeadEndError, EngineError, RequestError
 from cupyllm.messages import normalise_messages
 from cupyllm.output import OutputText, with_bad_word_ids
 from cupyllm.reasoning import ThinkTokens
@@ -65,12 +65,14 @@ class _Pending:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    dead_end: DeadEndError | None = None
 
     def push(self, event: TokenEvent) -> None:
         readout = event.sequence.readout
         if readout is not None and readout.num_logprobs is not None and self.prompt_logprobs is None:
             self.prompt_logprobs = tuple(readout.logprobs)
         self.pieces.append(self.text.push(event).content)
+        self.dead_end = event.sequence.dead_end
         if event.token_id is not None:
             self.token_ids.append(event.token_id)
         if event.logprobs is not None:
@@ -99,7 +101,8 @@ class LLM:
         """Complete one prompt or many, text or token ids, all in one continuous batch; answers in the order of the
         prompts. With `n` in its params a prompt is computed once and answered n times.
 
-        `params` is one for all prompts or one for each. Raises RequestError for a prompt that can never be served.
+        `params` is one for all prompts or one for each. Raises RequestError for a prompt that can never be served, and
+        DeadEndError where an answer could not go on within its guide.
         """
         as_ids = [self.tokenizer.encode(p) if isinstance(p, str) else list(p) for p in _as_prompts(prompts)]
         return self._run(as_ids, _as_params(params, len(as_ids)), show_progress)
@@ -289,7 +292,7 @@ class LLM:
 def _as_output(answer: _Pending) -> CompletionOutput:
     reason = answer.text.finish_reason
     if reason is FinishReason.ERROR:
-        raise EngineError(DAMAGED)
+        raise answer.dead_end or EngineError(DAMAGED)
     assert reason is not None
     return CompletionOutput(
         "".join(answer.pieces), tuple(answer.token_ids), reason.value, tuple(answer.logprobs) or None

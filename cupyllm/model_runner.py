@@ -13,12 +13,13 @@ import numpy as np
 from cupyllm.batch import Batch, BatchBuilder
 from cupyllm.decode_graphs import DecodeGraphs
 from cupyllm.device import Array, Device
+from cupyllm.errors import DeadEndError
 from cupyllm.kv_cache import KVCache
 from cupyllm.model import Model, forward, logits
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.plan import Plan
 from cupyllm.prompt_reader import PromptReader
-from cupyllm.sampling_batch import SamplingBatchBuilder
+from cupyllm.sampling_batch import SamplingBatchBuilder, find_dead_end
 from cupyllm.sequence import Sequence
 from cupyllm.unread import Sampled, Unread
 
@@ -93,6 +94,10 @@ class ModelRunner:
             scores = self.ops.embedding(self.device.upload(np.array(rows, np.int32)), scores)
         result = self.ops.sample(scores, self._sampling.build(sequences))
         return Sampled(result.token_ids, self.device, result if len(result.logprobs) else None)
+
+    def dead_end(self, sequence: Sequence) -> DeadEndError | None:
+        """Why no token could be chosen for `sequence`, where its request left none; None where that is not why."""
+        return find_dead_end(sequence, self._vocab_limit)
 
     def _replay(self, graphs: DecodeGraphs, plan: Plan, unread: Unread | None) -> Computed:
         """Run a captured step, over rows that stay on the device."""

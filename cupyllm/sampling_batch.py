@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cupyllm.errors import DeadEndError
 from cupyllm.sampling import SamplingParams
 from cupyllm.token_guide import TokenGuide
 
@@ -158,6 +159,26 @@ def build_sampling_batch(sequences: Sequence[SampledSequence], *, vocab_limit: i
     )
 
 
+def find_dead_end(sequence: SampledSequence, vocab_limit: int) -> DeadEndError | None:
+    """Why a sequence's request leaves no token to come next; None where it leaves one, and where its guide fails."""
+    words = np.zeros(_num_words(vocab_limit), np.uint32)
+    try:
+        guided = sequence.guide is not None and sequence.guide.allow(words)
+    except DeadEndError as error:
+        return error
+    except Exception:
+        return None
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab_limit]
+    allowed = set(np.flatnonzero(bits).tolist() if guided else range(vocab_limit))
+    forbidden = {i for i, offset in _offsets(sequence, guided=guided).items() if offset == -math.inf}
+    if not allowed or allowed - forbidden:
+        return None
+    return DeadEndError(
+        "bad_words forbids every token that could come next; leave some of them out, or allow more tokens",
+        param="bad_words",
+    )
+
+
 def row_logprobs(found: TopLogprobs, row: int, count: int) -> TokenLogprobs:
     """One row of the arrays, with its `count` most likely tokens."""
     ids, values = found.top_ids[row, :count].tolist(), found.top_logprobs[row, :count].tolist()
@@ -167,7 +188,7 @@ def row_logprobs(found: TopLogprobs, row: int, count: int) -> TokenLogprobs:
 def _mask(sequence: SampledSequence, vocab_limit: int) -> np.ndarray | None:
     """What the sequence's guide allows: (words,) uint32, or None for everything.
 
-    A guide that fails allows nothing, so that the op finds no token: its sequence ends with an error, and no other.
+    A guide that fails, or is at a dead end, allows nothing: the op finds no token, and its sequence ends with an error.
     """
     if sequence.guide is None:
         return None
@@ -175,6 +196,8 @@ def _mask(sequence: SampledSequence, vocab_limit: int) -> np.ndarray | None:
     try:
         if not sequence.guide.allow(words):
             return None
+    except DeadEndError:
+        return np.zeros_like(words)
     except Exception:
         log.exception("a guide failed; its sequence ends with an error")
         return np.zeros_like(words)

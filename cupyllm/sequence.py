@@ -6,6 +6,7 @@ import enum
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from cupyllm.errors import DeadEndError
 from cupyllm.prefix_cache import CachedPage
 from cupyllm.prompt_readout import PromptReadout
 from cupyllm.sampling import SamplingParams
@@ -21,7 +22,7 @@ class FinishReason(str, enum.Enum):
     STOP = "stop"  # an end token or a stop token
     LENGTH = "length"  # max_tokens, or the end of the context
     ABORT = "abort"  # the caller asked
-    ERROR = "error"  # its logits held no finite value
+    ERROR = "error"  # no token could be chosen: its logits held no finite value, or it came to a dead end
 
 
 @dataclass(eq=False, slots=True)
@@ -54,6 +55,7 @@ class Sequence:
     queued_at: float | None = None  # seconds of time.monotonic: the engine was asked for it
     started_at: float | None = None  # seconds of time.monotonic: its prompt began to run
     finish_reason: FinishReason | None = None
+    dead_end: DeadEndError | None = None  # why no token could be chosen, where the request left none
     most_tokens: int = field(init=False)  # prompt and output, when max_tokens is reached
     rank: tuple[int, int, int] = field(init=False)  # who goes first: lower priority, then earlier arrival (ids grow)
     _distinct_ids: set[int] = field(default_factory=set)

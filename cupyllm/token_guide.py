@@ -20,8 +20,9 @@ class TokenGuide(Protocol):
         """Write what may come next, and return True; False when anything may, and nothing was written.
 
         words is (ceil(N / 32),) uint32, all zero, where N is Tokenizer.num_tokens; bit id % 32 of word id // 32 is to
-        be set when the token may come. At least one token must be allowed: where nothing may follow, the end tokens.
-        A guide that allows none, or raises, ends its sequence with an error.
+        be set when the token may come. At least one token must be allowed: where the output is complete, the end
+        tokens. Raises DeadEndError, which says what to change, where the output is not complete and nothing may follow.
+        That, and whatever else it raises, ends its sequence with an error.
         """
 
     def advance(self, token_id: int) -> None:

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupyllm.errors import RequestError
+from cupyllm.errors import DeadEndError, RequestError
 from cupyllm.structured.compiler import CACHE_SIZE, GuideCompiler
 from cupyllm.structured.grammar import (
     Grammar,
@@ -335,8 +335,8 @@ def test_after_the_end_only_end_tokens_follow() -> None:
             assert allowed(one, compiler.tokenizer) == ends
 
 
-def test_a_grammar_that_leads_nowhere_allows_nothing_there() -> None:
-    """The engine then ends the sequence with an error; an end token would make the text look complete."""
+def test_a_grammar_that_leads_nowhere_says_so_there() -> None:
+    """An end token would make the text look complete."""
     compiler = demo_compiler()
     one = compiler.compile(user_grammar("start: /[0-9]{40}/ never\nnever: never")).start()
     (digit,) = compiler.tokenizer.encode("7")
@@ -344,7 +344,10 @@ def test_a_grammar_that_leads_nowhere_allows_nothing_there() -> None:
         assert digit in allowed(one, compiler.tokenizer)
         one.advance(digit)
     one.advance(digit)
-    assert allowed(one, compiler.tokenizer) == []
+    for _ in range(2):  # the sampling asks, and whoever wants to know why it found no token
+        with pytest.raises(DeadEndError, match="grammar led the answer to a dead end") as caught:
+            allowed(one, compiler.tokenizer)
+    assert (caught.value.param, caught.value.code) == ("grammar", "dead_end")
 
 
 REFUSED: list[tuple[Any, Any, str]] = [
@@ -474,10 +477,11 @@ def test_a_malicious_spec_is_refused_or_can_be_followed(name: str) -> None:
 def test_a_grammar_is_compiled_once() -> None:
     compiler = make_compiler()
     first = compiler.compile(json_schema_grammar(POINT, param="response_format"))
-    assert compiler.compile(json_schema_grammar(json.loads(json.dumps(POINT)), param="guided_json")) is first
+    again = compiler.compile(json_schema_grammar(json.loads(json.dumps(POINT)), param="guided_json"))
+    assert again.matcher is first.matcher
     for number in range(CACHE_SIZE):
         compiler.compile(choice_grammar([str(number)]))
-    assert compiler.compile(json_schema_grammar(POINT)) is not first, "the cache does not forget"
+    assert compiler.compile(json_schema_grammar(POINT)).matcher is not first.matcher, "the cache does not forget"
 
 
 def test_an_answer_does_not_change_the_next() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cupyllm import LLM, SamplingParams
-from cupyllm.errors import EngineError, RequestError
+from cupyllm.errors import DeadEndError, RequestError
 from tests.test_structured import POINT, SCHEMAS, judge
 
 NAMES = ["object", "optional key", "enum", "definitions", "any of", "integer bounds", "pattern", "string length"]
@@ -67,10 +67,13 @@ def test_an_answer_that_is_preempted_goes_on_where_it_was(llm: LLM) -> None:
     assert all(re.fullmatch(r"([a-c][0-9],){30}", output.outputs[0].text) for output in together)
 
 
-def test_a_guide_that_leads_nowhere_ends_the_answer_with_an_error(llm: LLM) -> None:
+def test_a_guide_that_leads_nowhere_ends_the_answer_with_an_error_that_says_so(llm: LLM) -> None:
     guide = llm.guide(grammar="start: /[0-9]{40}/ never\nnever: never")
-    with pytest.raises(EngineError):
-        answers(llm, guide=guide, temperature=0.0)
+    params = SamplingParams(guide=guide, temperature=0.0)
+    for answer in (lambda: llm.chat(MESSAGES, params), lambda: list(llm.stream(MESSAGES, params))):
+        with pytest.raises(DeadEndError, match=r"^grammar led the answer to a dead end") as caught:
+            answer()
+        assert caught.value.param == "grammar"
     assert not llm.engine.has_work
     assert answers(llm, temperature=0.0, max_tokens=5)[0].finish_reason == "length"
 

@@ -107,7 +107,10 @@ async def start_turn(state: ServerState, request: Request, turn: ChatTurn) -> Ge
 
 
 async def message_deltas(generation: Generation, turn: ChatTurn) -> AsyncIterator[MessageDelta]:
-    """The messages as they come, those of all answers mixed, until each has ended. Raises EngineError."""
+    """The messages as they come, those of all answers mixed, until each has ended.
+
+    Raises what Generation.deltas raises.
+    """
     readers: defaultdict[int, _MessageReader] = defaultdict(lambda: _MessageReader(turn.tools))
     async for delta in generation.deltas():
         message_delta = readers[delta.choice].read(delta)
@@ -117,7 +120,7 @@ async def message_deltas(generation: Generation, turn: ChatTurn) -> AsyncIterato
 
 
 async def finished_messages(generation: Generation, turn: ChatTurn) -> list[FinishedMessage]:
-    """All messages, once the last is complete. Raises EngineError."""
+    """All messages, once the last is complete. Raises what Generation.deltas raises."""
     finished = [FinishedMessage() for _ in range(turn.asked.n)]
     async for new in message_deltas(generation, turn):
         answer = finished[new.delta.choice]

@@ -66,9 +66,14 @@ class _Choice:
     unsent_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
     def push(self, number: int, event: TokenEvent) -> Delta | None:
-        """The new text, or None while there is none to show. Raises EngineError when the model gave no token."""
+        """The new text, or None while there is none to show.
+
+        Raises DeadEndError or EngineError when the model gave no token.
+        """
         if event.finish_reason is FinishReason.ERROR:
-            raise EngineError("no token could be chosen; the log says why, or the checkpoint or its dtype is damaged")
+            raise event.sequence.dead_end or EngineError(
+                "no token could be chosen; the log says why, or the checkpoint or its dtype is damaged"
+            )
         if event.token_id is not None:
             self.num_tokens += 1
             self.unsent_ids.append(event.token_id)
@@ -103,7 +108,7 @@ class Generation:
         self._closed = False
 
     async def deltas(self) -> AsyncIterator[Delta]:
-        """The answer as it comes, all choices mixed, until each has ended. Raises EngineError."""
+        """The answer as it comes, all choices mixed, until each has ended. Raises DeadEndError and EngineError."""
         while self._open_choices:
             number, event, came = await self._next_event()
             if number not in self._open_choices:
@@ -131,7 +136,7 @@ class Generation:
                 self._live.end_choice(number)
 
     async def answers(self) -> list[Answer]:
-        """All choices, once the last has ended. Raises EngineError."""
+        """All choices, once the last has ended. Raises what `deltas` raises."""
         deltas: list[list[Delta]] = [[] for _ in self._choices]
         async for delta in self.deltas():
             deltas[delta.choice].append(delta)

@@ -101,10 +101,10 @@ class ResponseWriter:
             self.response["incomplete_details"] = {"reason": "max_output_tokens"}
         yield self._event(f"response.{status}", response=self.response)
 
-    def fail(self, message: str) -> Iterator[Json]:
-        """The engine failed. What has been written stays as it is."""
+    def fail(self, message: str, *, code: str = "server_error") -> Iterator[Json]:
+        """The answer failed. What has been written stays as it is."""
         yield from self._close("incomplete")
-        self.response |= {"status": "failed", "error": {"code": "server_error", "message": message}}
+        self.response |= {"status": "failed", "error": {"code": code, "message": message}}
         yield self._event("response.failed", response=self.response)
 
     def _add_text(self, kind: str, text: str) -> Iterator[Json]:

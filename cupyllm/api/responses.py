@@ -19,12 +19,12 @@ from cupyllm.api.errors import json_response
 from cupyllm.api.generation import Generation
 from cupyllm.api.protocol.chat import ChatRequest
 from cupyllm.api.protocol.logprobs import chat_logprobs
-from cupyllm.api.protocol.responses import ResponsesRequest
+from cupyllm.api.protocol.responses import ChatForm, ResponsesRequest
 from cupyllm.api.protocol.shared import read_request
 from cupyllm.api.response_writer import ResponseWriter
 from cupyllm.api.sse import EventStream, unless_client_leaves
 from cupyllm.api.state import ServerState, server_state
-from cupyllm.errors import EngineError, RequestError
+from cupyllm.errors import DeadEndError, EngineError, RequestError
 from cupyllm.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -38,10 +38,11 @@ async def create_response(request: Request) -> ASGIApp:
     """Answer a conversation with output items, at once or as a stream of events."""
     state = server_state(request)
     body = await read_body(request, state.config.max_body_bytes)
-    ask, turn = await run_in_threadpool(_prepare, body, state)
+    ask, as_chat, turn = await run_in_threadpool(_prepare, body, state)
     generation = await unless_client_leaves(request.receive, start_turn(state, request, turn))
     writer = ResponseWriter(_begun(ask, turn, state))
-    events = _events(generation, turn, writer, state.loaded.tokenizer, request.state.request_id)
+    message_events = _message_events(generation, turn, writer, state.loaded.tokenizer)
+    events = _with_failures(message_events, as_chat, writer, request.state.request_id)
     if ask.stream:
         return EventStream(events, close=generation.close, named=True)
     try:
@@ -51,34 +52,47 @@ async def create_response(request: Request) -> ASGIApp:
     return json_response(writer.response)
 
 
-def _prepare(body: bytes, state: ServerState) -> tuple[ResponsesRequest, ChatTurn]:
+def _prepare(body: bytes, state: ServerState) -> tuple[ResponsesRequest, ChatForm, ChatTurn]:
     """Everything that can refuse the request, but for a full queue. Runs off the event loop: long bodies take time."""
     ask = read_request(ResponsesRequest, parse_json_object(body), strict=state.config.strict_parameters)
     as_chat = ask.as_chat_request()
     try:
-        return ask, prepare_chat(read_request(ChatRequest, as_chat.body, strict=True), state)
+        return ask, as_chat, prepare_chat(read_request(ChatRequest, as_chat.body, strict=True), state)
     except RequestError as error:
         raise as_chat.in_own_names(error) from None
 
 
-async def _events(
-    generation: Generation, turn: ChatTurn, writer: ResponseWriter, tokenizer: Tokenizer, request_id: str
+async def _message_events(
+    generation: Generation, turn: ChatTurn, writer: ResponseWriter, tokenizer: Tokenizer
 ) -> AsyncIterator[Json]:
-    """The events of an answer. When the engine fails, the last one says so, before the error itself goes on."""
+    """The events of an answer. Raises what Generation.deltas raises."""
     for event in writer.begin():
         yield event
+    async for new in message_deltas(generation, turn):
+        logprobs = chat_logprobs(tokenizer, new.delta.token_ids, new.delta.logprobs)
+        for event in writer.add(new.parts, [] if logprobs is None else logprobs["content"]):
+            yield event
+        finish_reason = new.finish_reason
+    for event in writer.finish(finish_reason or "", _usage(generation)):
+        yield event
+
+
+async def _with_failures(
+    events: AsyncIterator[Json], as_chat: ChatForm, writer: ResponseWriter, request_id: str
+) -> AsyncIterator[Json]:
+    """The same events; where the answer fails, a last one says so, before the error itself goes on."""
     try:
-        async for new in message_deltas(generation, turn):
-            logprobs = chat_logprobs(tokenizer, new.delta.token_ids, new.delta.logprobs)
-            for event in writer.add(new.parts, [] if logprobs is None else logprobs["content"]):
-                yield event
-            finish_reason = new.finish_reason
+        async for event in events:
+            yield event
+    except DeadEndError as error:
+        own = as_chat.in_own_names(error)
+        for event in writer.fail(own.message, code="invalid_prompt"):
+            yield event
+        raise own from None
     except EngineError:
         for event in writer.fail(f"the engine failed; request id {request_id}"):
             yield event
         raise
-    for event in writer.finish(finish_reason or "", _usage(generation)):
-        yield event
 
 
 async def _exhaust(events: AsyncIterator[Json]) -> None:

@@ -6,24 +6,22 @@ trie of the vocabulary to find the tokens that may come next. benchmarks/structu
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupyllm.errors import RequestError
+from cupyllm.errors import DeadEndError, RequestError
 from cupyllm.structured.grammar import Grammar, library_is_missing
-from cupyllm.token_guide import Guide, TokenGuide
+from cupyllm.token_guide import TokenGuide
 from cupyllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-
-log = logging.getLogger(__name__)
 
 CACHE_SIZE = 32
 _MAX_LEXER_STATES = 100_000  # of one answer; about 1 kB each
@@ -47,14 +45,14 @@ class GuideCompiler:
         self._lock = threading.Lock()
         self._compile_text = lru_cache(CACHE_SIZE)(self._compile_anew)
 
-    def compile(self, grammar: Grammar) -> Guide:
-        """The guide of a grammar; the same one again for a text that was compiled lately.
+    def compile(self, grammar: Grammar) -> CompiledGrammar:
+        """The guide of a grammar. A text that was compiled lately is not compiled again.
 
         Raises RequestError naming the grammar's field: the grammar is wrong or too large, llguidance is not installed,
         or the model has no end token. May take a second, the first time as long as `prepare` takes besides.
         """
         try:
-            return self._compile_text(grammar.text)
+            return CompiledGrammar(self._compile_text(grammar.text), grammar.param)
         except ImportError:
             raise library_is_missing(grammar.param) from None
         except _RefusedError as error:
@@ -66,7 +64,7 @@ class GuideCompiler:
         with self._lock:
             self._library_vocabulary()
 
-    def _compile_anew(self, text: str) -> Guide:
+    def _compile_anew(self, text: str) -> LLMatcher:
         with self._lock:
             vocabulary = self._library_vocabulary()
             from llguidance import LLMatcher
@@ -74,7 +72,7 @@ class GuideCompiler:
             matcher = LLMatcher(vocabulary, text, log_level=0, limits=_limits())
             _refuse_failed(matcher)
             _try(matcher, self._vocab_limit)
-            return _CompiledGrammar(matcher)
+            return matcher
 
     def _library_vocabulary(self) -> LLTokenizer:
         if not self._end_token_ids:
@@ -91,29 +89,33 @@ class _RefusedError(Exception):
     """Why a grammar cannot be used, in one line."""
 
 
-class _CompiledGrammar:
-    """A Guide: a matcher that has seen no token yet, to be copied."""
+@dataclass(frozen=True)
+class CompiledGrammar:
+    """A Guide: a matcher that has seen no token yet, to be copied, and the field of the request that asked for it."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    matcher: LLMatcher
+    param: str
 
     def start(self) -> TokenGuide:
-        return _GrammarGuide(self._matcher.deep_copy())
+        return _GrammarGuide(self.matcher.deep_copy(), self.param)
 
 
 class _GrammarGuide:
     """A TokenGuide: a matcher that has seen an answer so far."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, param: str) -> None:
         self._matcher = matcher
+        self._param = param
 
     def allow(self, words: np.ndarray) -> bool:
-        """As in TokenGuide. Allows nothing when the grammar has become too complex or can lead nowhere."""
+        """As in TokenGuide. A grammar that becomes too complex on the way is a dead end too."""
         _fill(self._matcher, words)
-        if self._matcher.is_error():
-            # The library would allow the end token, and the text would look complete.
-            words[:] = 0
-            log.warning("a grammar cannot go on: %s", _reason(self._matcher))
+        if self._matcher.is_error():  # the library then allows the end token, and the text would look complete
+            raise DeadEndError(
+                f"{self._param} led the answer to a dead end ({_reason(self._matcher)}); change it so that all that it "
+                "lets an answer begin with can be completed, or make it simpler",
+                param=self._param,
+            )
         return True
 
     def advance(self, token_id: int) -> None:

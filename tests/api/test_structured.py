@@ -6,9 +6,11 @@ import itertools
 import json
 import re
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
+import httpx
 import openai
 import pytest
 from pydantic import BaseModel, Field
@@ -199,12 +201,92 @@ def test_a_refusal_says_which_part_of_the_schema(server: LiveServer) -> None:
         assert message == f"{param}: the schema's keyword 'uniqueItems' is not supported (at properties.tags)"
 
 
-def test_a_form_that_leads_nowhere_fails_alone(server: LiveServer) -> None:
-    grammar = "start: /[0-9]{40}/ never\nnever: never"
-    response = server.post(TEXT, BODIES[TEXT] | SOME | {"guided_grammar": grammar})
-    assert response.status_code == 500
-    assert response.json()["error"]["type"] == "server_error"
+DEAD_END = "start: /[0-9]{40}/ never\nnever: never"
+
+
+def is_dead_end(error: Any, param: str) -> bool:
+    return (
+        (error["type"], error["code"], error["param"]) == ("invalid_request_error", "dead_end", param)
+        and error["message"].startswith(f"{param} led the answer to a dead end (no text can satisfy it); change it")
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_form_that_leads_nowhere_is_the_fault_of_the_request_and_says_so(
+    server: LiveServer, path: str, n: int
+) -> None:
+    for fields, param in (
+        ({"guided_grammar": DEAD_END}, "guided_grammar"),
+        ({"structured_outputs": {"grammar": DEAD_END}}, "structured_outputs.grammar"),
+    ):
+        body = BODIES[path] | SOME | fields | {"n": n}
+        response = server.post(path, body)
+        assert response.status_code == 400
+        assert is_dead_end(response.json()["error"], param)
+        *before, last = frames(server.post(path, body | {"stream": True}))
+        assert is_dead_end(last["error"], param), "the last event, and no [DONE] behind it"
+        assert all(choice["finish_reason"] is None for event in before for choice in event["choices"])
+        assert any(choice.get("text") or choice.get("delta", {}).get("content") for choice in before[-1]["choices"])
+
+
+def test_the_official_client_does_not_try_a_dead_end_again(server: LiveServer) -> None:
+    statuses: list[int] = []
+    with httpx.Client(event_hooks={"response": [lambda response: statuses.append(response.status_code)]}) as http:
+        create = server.openai(max_retries=2, http_client=http).chat.completions.create
+        options: Any = {"model": "tiny", "messages": MESSAGES, "max_tokens": 100}
+        options["extra_body"] = {"guided_grammar": DEAD_END, "chat_template_kwargs": {"enable_thinking": False}}
+        with pytest.raises(openai.BadRequestError, match="dead end") as caught:
+            create(**options)
+        with pytest.raises(openai.APIError, match="dead end") as in_stream:
+            list(create(**options, stream=True))
+    assert statuses == [400, 200]
+    assert (caught.value.code, caught.value.param) == ("dead_end", "guided_grammar")
+    assert (in_stream.value.code, in_stream.value.param) == ("dead_end", "guided_grammar")
+
+
+def test_a_response_at_a_dead_end_names_its_own_field(server: LiveServer) -> None:
+    """A reference to itself can be followed for ever and holds nothing; its place is reached after a while only."""
+    itself = {"$ref": "#/$defs/itself"}
+    first = {"type": "string", "minLength": 40, "maxLength": 40}
+    schema = {"type": "object", "properties": {"a": first, "b": itself}, "required": ["a", "b"]}
+    schema |= {"$defs": {"itself": itself}}
+    body = {"input": "a point", "chat_template_kwargs": {"enable_thinking": False}, "max_output_tokens": 300}
+    body |= {"text": {"format": {"type": "json_schema", "name": "a", "schema": schema}}}
+    plain = server.post("/v1/responses", body)
+    assert plain.status_code == 400
+    assert is_dead_end(plain.json()["error"], "text.format.schema")
+    stream = server.openai().responses.create(model="tiny", input="", stream=True, extra_body=body)
+    events: list[Any] = []
+    with pytest.raises(openai.APIError, match="dead end") as caught:
+        events.extend(stream)
+    assert (caught.value.code, caught.value.param) == ("dead_end", "text.format.schema")
+    assert events[-1].type == "response.failed"
+    assert events[-1].response.error.code == "invalid_prompt"
+    assert events[-1].response.error.message.startswith("text.format.schema led the answer to a dead end")
+
+
+def test_an_answer_at_a_dead_end_hurts_no_other(server: LiveServer) -> None:
+    alone = server.post(TEXT, BODIES[TEXT] | SOME | {"ignore_eos": True}).json()["choices"][0]["text"]
+    with ThreadPoolExecutor(4) as pool:
+        others = [pool.submit(server.post, TEXT, BODIES[TEXT] | SOME | {"ignore_eos": True}) for _ in range(2)]
+        dead = [pool.submit(server.post, TEXT, BODIES[TEXT] | SOME | {"guided_grammar": DEAD_END}) for _ in range(2)]
+        assert [future.result().status_code for future in dead] == [400, 400]
+        assert [future.result().json()["choices"][0]["text"] for future in others] == [alone] * 2
+    assert server.worker.stats.num_live_pages == 0
     assert texts(server, TEXT, guided_choice=["still here"]) == ["still here"]
+
+
+def test_bad_words_that_leave_no_token_are_a_dead_end_too(server: LiveServer) -> None:
+    (first, *_) = ids = server.loaded.tokenizer.encode("ab")
+    word = server.loaded.tokenizer.decode([first])
+    response = server.post(TEXT, BODIES[TEXT] | {"allowed_token_ids": [first], "bad_words": [word]})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("dead_end", "bad_words")
+    assert error["message"].startswith("bad_words forbids every token that could come next")
+    body = BODIES[TEXT] | {"allowed_token_ids": ids, "bad_words": [word], "max_tokens": 3}
+    assert server.post(TEXT, body).status_code == 200, "one is left"
 
 
 def test_without_the_library_it_is_refused(model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

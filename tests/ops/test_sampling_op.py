@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupyllm.errors import DeadEndError
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.ops.sample_reference import candidates, largest_ids
-from cupyllm.sampling_batch import GREEDY_BELOW, SampleResult, build_sampling_batch
+from cupyllm.sampling_batch import GREEDY_BELOW, SampleResult, build_sampling_batch, find_dead_end
 from cupyllm.sequence import Sequence
 from cupyllm.token_guide import AllowedIds
 from tests.sampling_case import row
@@ -308,6 +309,43 @@ def test_a_guide_that_fails_or_allows_nothing_fails_alone(caplog: pytest.LogCapt
     rows = [row(guide=Broken(), temperature=0.0), row(guide=AllowedIds([77])), row(temperature=0.0)]
     assert sample(logits, rows).token_ids.tolist() == [-1, -1, logits[2].argmax()]
     assert [record.getMessage() for record in caplog.records] == ["a guide failed; its sequence ends with an error"]
+
+
+class NoWayOn(Broken):
+    def allow(self, words: np.ndarray) -> bool:
+        raise DeadEndError("no way on")
+
+
+def bad(*token_ids: int) -> tuple[tuple[int, ...], ...]:
+    return tuple((token_id,) for token_id in token_ids)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({}, None),
+        ({"guide": AllowedIds([3])}, None),
+        ({"guide": AllowedIds([3, 4]), "bad_word_ids": bad(3)}, None),
+        ({"guide": AllowedIds([3]), "logit_bias": {3: -100.0}}, None),
+        ({"bad_word_ids": bad(*range(V - 1))}, None),
+        ({"guide": Broken()}, None),
+        ({"guide": AllowedIds([77])}, None),
+        ({"guide": NoWayOn()}, "no way on"),
+        ({"guide": AllowedIds([3, 4]), "bad_word_ids": bad(3, 4)}, "bad_words forbids every token"),
+        ({"bad_word_ids": bad(*range(V))}, "bad_words forbids every token"),
+    ],
+    ids=str,
+)
+def test_a_row_without_a_token_is_at_a_dead_end_only_where_its_request_left_none(
+    params: dict[str, Any], message: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anything else, such as a guide that breaks or logits that are not finite, is our fault."""
+    one = row(**params)
+    dead_end = find_dead_end(one, V)
+    assert (dead_end is None) == (message is None)
+    assert message is None or message in str(dead_end)
+    assert message is None or sample(lively(1), [one]).token_ids.tolist() == [-1]
+    assert not caplog.records, "whoever asked is told; the log need not be"
 
 
 def test_a_guide_that_leaves_only_the_end_may_end_before_min_tokens() -> None:

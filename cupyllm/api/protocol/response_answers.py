@@ -88,9 +88,9 @@ class ResponseUsage(Answer):
 
 
 class ResponseFailure(Answer):
-    """Why a response failed."""
+    """Why a response failed; `invalid_prompt` is the one of OpenAI's codes that says that the request was at fault."""
 
-    code: Literal["server_error"]
+    code: Literal["server_error", "invalid_prompt"]
     message: str
 
 
