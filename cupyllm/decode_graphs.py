@@ -16,7 +16,7 @@ from cupyllm.batch import BatchBuilder
 from cupyllm.decode_rows import DecodeRows, RowArrays, RowLayout
 from cupyllm.device import Array, Capture, Device, Graph
 from cupyllm.kv_cache import KVCache
-from cupyllm.model import Model, final_norm, forward
+from cupyllm.model import Model, all_layers, final_norm
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.plan import Plan
 from cupyllm.sequence import Sequence
@@ -119,8 +119,9 @@ class DecodeGraphs:
     def _step(self, rows: RowArrays, key: GraphKey) -> None:
         """What is captured: nothing here may depend on the values of a step."""
         batch, sampled = rows.batch(key.rows, key.max_context_len), rows.fields.sampled[: key.rows]
-        self._ops.advance_rows(batch, sampled, page_size=self._cache.page_size)
-        hidden = forward(self._ops, self._model, self._cache, batch)
+        table = self._model.weights.embedding
+        x = self._ops.advance_rows(batch, sampled, table, page_size=self._cache.page_size)
+        hidden = all_layers(self._ops, self._model, x, self._cache, batch)
         scores = self._ops.linear(hidden, self._model.weights.lm_head, norm=final_norm(self._model))
         self._ops.sample_rows(scores, rows.sampling(key.rows), all_greedy=key.all_greedy, out=sampled)
 

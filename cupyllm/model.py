@@ -37,7 +37,11 @@ def forward(ops: ReferenceOps, model: Model, cache: KVCache, batch: Batch) -> Ar
     """Run one step: write its keys and values into the cache, return the residual stream after all layers: (T, C)
     float32.
     """
-    x = ops.embedding(batch.token_ids, model.weights.embedding)  # (T, C)
+    return all_layers(ops, model, ops.embedding(batch.token_ids, model.weights.embedding), cache, batch)
+
+
+def all_layers(ops: ReferenceOps, model: Model, x: Array, cache: KVCache, batch: Batch) -> Array:
+    """`forward` from the embeddings on: (T, C) -> (T, C)."""
     for layer in range(model.config.num_layers):
         x = decoder_layer(ops, model, layer, x, cache, batch)
     return x

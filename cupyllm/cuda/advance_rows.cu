@@ -1,56 +1,76 @@
 // Purpose
 //   Begin a decode step by itself: every row takes the token that was sampled for it in the step before, one position
-//   further on. The host sends nothing.
+//   further on, and its embedding. The host sends nothing.
 // Computes
 //   for every row r in use: n = context_lens[r];  token_ids[r] = sampled[r];  positions[r] = n;
 //   slots[r] = page_tables[r, n / page_size] * page_size + n % page_size;  context_lens[r] = n + 1
 //   A row whose context_lens is 0 is not in use and stays as it is.
+//   for every row x[r, :] = table[token_ids[r], :] as float32; a token outside the table gives a row of NaN
 //   Twin: ReferenceOps.advance_rows
 // Arrays
-//   sampled        (R,)             int32   read
-//   page_tables    (R, max_pages)   int32   read
-//   token_ids      (R,)             int32   written
-//   positions      (R,)             int32   written
-//   slots          (R,)             int32   written
-//   context_lens   (R,)             int32   written   and read first: tokens in the cache before the step, then with it
+//   sampled        (R,)             int32          read
+//   page_tables    (R, max_pages)   int32          read
+//   table          (V, C)           fp16 or bf16   read      V rows
+//   token_ids      (R,)             int32          written   and read for rows that are not in use
+//   positions      (R,)             int32          written
+//   slots          (R,)             int32          written
+//   context_lens   (R,)             int32          written   and read first: tokens in the cache before the step
+//   x              (R, C)           float32        written
 // Constants
-//   none
+//   ELEMENT_BF16   0 or 1: the table's type
 // Launch
-//   grid (ceil(R / 256)), block 256, no shared memory
-//   block owns 256 rows; warp owns 32; lane owns one
+//   grid (R), block 256, no shared memory
+//   block owns a row; its first thread moves the row on; lane owns every 256th run of eight neighbouring columns.
+//       thread      0         1         2
+//       columns   0 .. 7    8 .. 15   16 .. 23      16 bytes a lane in, 32 bytes out
 // Bytes
-//   4 bytes a row for each array, 8 for context_lens
-//   Example: least_bytes(R=64) totals 1,792 bytes: 0.00037 us at the 4.8 TB/s of an H200
+//   4 bytes a row for each array of rows, 8 for context_lens; table 2 * R * C, x 4 * R * C
+//   Example: least_bytes(R=64, C=3584) totals 1,378,048 bytes: 0.29 us at the 4.8 TB/s of an H200
 // Numerics
-//   integers
+//   integers; every fp16 and bf16 value is a float32
 // Preconditions
-//   the page of position n stands in the page table, for every row in use
+//   arrays contiguous, C a multiple of 8; the page of position n stands in the page table, for every row in use
 // Why this way
 //   What a step changes follows from what the device knows, so a captured step needs no copy from the host. The page is
-//   looked up instead of counted on from the slot before: a page that a row enters need only be put into its table.
+//   looked up instead of counted on from the slot before: a page that a row enters need only be put into its table. The
+//   embedding comes along because it waits for nothing but the token, and a launch of its own would cost more than it.
+//   One block a row, because whoever reads the context length must have done so before it is changed.
 // Source
 //   the op itself; no paper
 
 extern "C" __global__ void __launch_bounds__(256) advance_rows(
     const int* __restrict__ sampled,      // (R,)
     const int* __restrict__ page_tables,  // (R, max_pages)
+    const element_t* __restrict__ table,  // (V, C)
     int* __restrict__ token_ids,          // (R,)
     int* __restrict__ positions,          // (R,)
     int* __restrict__ slots,              // (R,)
     int* __restrict__ context_lens,       // (R,)
-    int R, int max_pages, int page_size) {
+    float* __restrict__ x,                // (R, C)
+    int max_pages, int page_size, int V, int C) {
     // 1 locate
-    int r = blockIdx.x * blockDim.x + threadIdx.x;
-    if (r >= R) return;
-
-    // 2 load
+    long long r = blockIdx.x;
     int position = context_lens[r];
-    if (position == 0) return;
-    int page = page_tables[(long long)r * max_pages + position / page_size];
+    long long token = position == 0 ? token_ids[r] : sampled[r];
+    __syncthreads();
 
-    // 3 store
-    token_ids[r] = sampled[r];
-    positions[r] = position;
-    slots[r] = page * page_size + position % page_size;
-    context_lens[r] = position + 1;
+    // 2 move the row on
+    if (threadIdx.x == 0 && position > 0) {
+        int page = page_tables[r * max_pages + position / page_size];
+        token_ids[r] = int(token);
+        positions[r] = position;
+        slots[r] = page * page_size + position % page_size;
+        context_lens[r] = position + 1;
+    }
+
+    // 3 look the embedding up
+    bool exists = token >= 0 && token < V;
+    float nan = __int_as_float(0x7fc00000);
+    for (int c = threadIdx.x * 8; c < C; c += blockDim.x * 8) {
+        EightFloats values = {make_float4(nan, nan, nan, nan), make_float4(nan, nan, nan, nan)};
+        if (exists) values = unpack_8(load_8_elements(table + token * C + c));  // table[token, c : c + 8]
+        float4* x4 = reinterpret_cast<float4*>(x + r * C + c);                  // x[r, c : c + 8]
+        x4[0] = values.first;
+        x4[1] = values.second;
+    }
 }

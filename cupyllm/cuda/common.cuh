@@ -90,6 +90,17 @@ __device__ __forceinline__ uint4 load_8_elements(const element_t* p) {
     return __ldg(reinterpret_cast<const uint4*>(p));
 }
 
+struct EightFloats {
+    float4 first, second;
+};
+
+// Eight elements as floats.
+__device__ __forceinline__ EightFloats unpack_8(uint4 elements) {
+    float2 a = unpack_pair(elements.x), b = unpack_pair(elements.y);
+    float2 c = unpack_pair(elements.z), d = unpack_pair(elements.w);
+    return {make_float4(a.x, a.y, b.x, b.y), make_float4(c.x, c.y, d.x, d.y)};
+}
+
 // sum + the product of eight elements with eight floats, in the order of the elements.
 __device__ __forceinline__ float dot_8(uint4 elements, float4 first, float4 second, float sum) {
     float2 pair = unpack_pair(elements.x);

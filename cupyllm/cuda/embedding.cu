@@ -37,19 +37,13 @@ typedef float table_t;
 typedef element_t table_t;
 #endif
 
-struct EightFloats {
-    float4 first, second;
-};
-
 __device__ __forceinline__ EightFloats load_8_floats(const float* p) {
     const float4* p4 = reinterpret_cast<const float4*>(p);
     return {__ldg(p4), __ldg(p4 + 1)};
 }
 
 __device__ __forceinline__ EightFloats load_8_floats(const element_t* p) {
-    uint4 bits = load_8_elements(p);
-    float2 a = unpack_pair(bits.x), b = unpack_pair(bits.y), c = unpack_pair(bits.z), d = unpack_pair(bits.w);
-    return {make_float4(a.x, a.y, b.x, b.y), make_float4(c.x, c.y, d.x, d.y)};
+    return unpack_8(load_8_elements(p));
 }
 
 extern "C" __global__ void __launch_bounds__(128) embedding(

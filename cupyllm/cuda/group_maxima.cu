@@ -1,6 +1,6 @@
 // Purpose
 //   An index of a row of logits: for every group of 128 neighbours the largest, and the group's weight beside it. With
-//   it cutoff, draw and top_logprobs read only the groups that can matter, usually a few dozen out of 1187.
+//   it draw and top_logprobs read only the groups that can matter, usually a few dozen out of 1187.
 // Computes
 //   maxima[r, g] = max of logits[r, i] over the group's ids i, 128 * g <= i < 128 * (g + 1), i < N; NaN if one is NaN
 //   sums[r, g]   = sum of exp((logits[r, i] - maxima[r, g]) / temperature[r]) over the same ids

@@ -1,7 +1,7 @@
 """The sampling op on a device: which kernels choose the next tokens of a batch.
 
     argmax                                    when every row is greedy: one launch
-    group_maxima, cutoff, draw                when some row is not
+    group_maxima, draw                        when some row is not
     adjust_logits                             before these, when some row has a penalty, an offset or a mask
     group_maxima, top_logprobs                after these, when some row wants log-probabilities
 
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cupyllm.cuda import adjust_logits, argmax, cutoff, draw, group_maxima, top_logprobs
+from cupyllm.cuda import adjust_logits, argmax, draw, group_maxima, top_logprobs
 from cupyllm.cuda.loader import KernelLoader
 from cupyllm.device import Array
 from cupyllm.sampling_batch import GREEDY_BELOW, SampleResult, SamplingBatch, TopLogprobs
@@ -42,6 +42,8 @@ class RowParameters:
     masks: Array  # (G, words) uint32
 
 
+# The arrays of a SamplingBatch that draw.launch takes, under their names there.
+DRAWN_BY = ("temperature", "top_k", "top_p", "min_p", "seeds", "positions")
 # In the order in which they lie in the one array that is uploaded: seeds first, because 8-byte numbers must be aligned.
 _FIELDS = tuple(RowParameters.__dataclass_fields__)
 
@@ -100,10 +102,8 @@ def choose(loader: KernelLoader, logits: Array, N: int, sampling: SamplingArrays
     if sampling.all_greedy:
         return argmax.launch(loader, logits, N, out=out)
     index = group_maxima.launch(loader, logits, N, rows.temperature)
-    filters = {"temperature": rows.temperature, "top_k": rows.top_k, "top_p": rows.top_p, "min_p": rows.min_p}
-    most_likely, cutoffs = cutoff.launch(loader, logits, N, index, **filters)
-    noise = {"temperature": rows.temperature, "seeds": rows.seeds, "positions": rows.positions}
-    return draw.launch(loader, logits, N, index[0], most_likely, cutoffs, **noise, out=out)
+    token_ids, _ = draw.launch(loader, logits, N, index, **{name: getattr(rows, name) for name in DRAWN_BY}, out=out)
+    return token_ids
 
 
 def _upload_rows(sampling: SamplingBatch, upload: Callable[[np.ndarray], Array]) -> RowParameters:

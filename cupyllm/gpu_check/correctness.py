@@ -33,10 +33,9 @@ def variants(num_multiprocessors: int) -> dict[str, list[Variant]]:
     vocabularies: list[Variant] = [{}, {"R": 3, "N": VOCABULARY}]
     return {
         "adjust_logits": vocabularies,
-        "advance_rows": [{}, {"R": 1, "page_size": 32}],
+        "advance_rows": [*_combine(dtype=DTYPES), {"R": 1, "page_size": 32}, {"R": 64, "C": 3584}],
         "argmax": vocabularies,
         "copy_pages": [{}, {"page_size": 32, "D": 128}],
-        "cutoff": vocabularies,
         "draw": vocabularies,
         "embedding": _combine(dtype=(*DTYPES, "float32")),
         "fill_tokens": [{}, {"T": 1}],

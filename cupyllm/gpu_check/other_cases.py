@@ -11,7 +11,6 @@ from cupyllm.cuda import (
     advance_rows,
     argmax,
     copy_pages,
-    cutoff,
     draw,
     embedding,
     fill_tokens,
@@ -72,7 +71,8 @@ def row_cases(model: str, config: ModelConfig) -> Iterator[KernelCase]:
         sampled, tables = _indices(arrays, range(ROWS)), _indices(arrays, np.zeros((ROWS, 1)))
         page_size = 2**20  # the rows move on with every launch and must not come to the end of their pages
         moved = {name: _indices(arrays, [1] * ROWS) for name in ("token_ids", "positions", "slots", "context_lens")}
-        return lambda: advance_rows.launch(arrays.gpu.loader, sampled, tables, **moved, page_size=page_size)
+        table = arrays.elements.take(V, C)
+        return lambda: advance_rows.launch(arrays.gpu.loader, sampled, tables, table, **moved, page_size=page_size)
 
     def copy(arrays: Arrays) -> Launch:
         keys, values = (arrays.elements.take(2 * ROWS, PAGE_SIZE, KH, D) for _ in range(2))
@@ -104,7 +104,7 @@ def row_cases(model: str, config: ModelConfig) -> Iterator[KernelCase]:
         words, places = _indices(arrays, range(ROWS)), _indices(arrays, range(ROWS))
         return lambda: update_rows.launch(arrays.gpu.loader, words, places, places)
 
-    yield case("advance_rows", advance_rows.least_bytes(ROWS), advance)
+    yield case("advance_rows", advance_rows.least_bytes(ROWS, C), advance)
     yield case("copy_pages", copy_pages.least_bytes(**pages), copy)
     yield case("embedding", embedding.least_bytes(ROWS, C), embed)
     yield case("fill_tokens", fill_tokens.least_bytes(ROWS), fill)
@@ -127,7 +127,6 @@ def sampling_cases(model: str, config: ModelConfig) -> Iterator[KernelCase]:
 
     yield case("adjust_logits", adjust_logits.least_bytes(R, N, 0, masked=R), "adjust_logits")
     yield case("argmax", argmax.least_bytes(R, N), "argmax")
-    yield case("cutoff", cutoff.least_bytes(R, N), "cutoff")
     yield case("draw", draw.least_bytes(R, N), "draw")
     yield case("group_maxima", group_maxima.least_bytes(R, N), "group_maxima")
     yield case("top_logprobs", top_logprobs.least_bytes(R, N, LOGPROBS), "top_logprobs")
@@ -188,13 +187,10 @@ def _sampling(arrays: Arrays, R: int, N: int) -> dict[str, Launch]:
     positions = _indices(arrays, range(R))
     index, plain_index = group_maxima.launch(loader, logits, N, temperature), group_maxima.launch(loader, logits, N)
     filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    kept = cutoff.launch(loader, logits, N, index, **filters)
-    noise = {"temperature": temperature, "seeds": seeds, "positions": positions}
     return {
         "adjust_logits": _adjusting(arrays, logits),
         "argmax": lambda: argmax.launch(loader, logits, N),
-        "cutoff": lambda: cutoff.launch(loader, logits, N, index, **filters),
-        "draw": lambda: draw.launch(loader, logits, N, index[0], *kept, **noise),
+        "draw": lambda: draw.launch(loader, logits, N, index, **filters, seeds=seeds, positions=positions),
         "group_maxima": lambda: group_maxima.launch(loader, logits, N, temperature),
         "top_logprobs": lambda: top_logprobs.launch(loader, logits, N, plain_index, positions, LOGPROBS),
     }

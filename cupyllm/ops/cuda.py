@@ -139,11 +139,11 @@ class CudaOps(ReferenceOps):
         """fill_tokens.cu"""
         return fill_tokens.launch(self.loader, token_ids, sampled, rows)
 
-    def advance_rows(self, batch: Batch, sampled: Array, *, page_size: int) -> None:
+    def advance_rows(self, batch: Batch, sampled: Array, table: Array, *, page_size: int) -> Array:
         """advance_rows.cu"""
         moved = {"token_ids": batch.token_ids, "positions": batch.positions, "slots": batch.slots}
         arrays = {**moved, "context_lens": batch.context_lens}
-        advance_rows.launch(self.loader, sampled, batch.page_tables, **arrays, page_size=page_size)
+        return advance_rows.launch(self.loader, sampled, batch.page_tables, table, **arrays, page_size=page_size)
 
     def update_rows(self, words: Array, places: Array, values: Array) -> None:
         """update_rows.cu"""

@@ -146,10 +146,11 @@ class ReferenceOps:
         """
         return np.where(rows >= 0, sampled[rows], token_ids)
 
-    def advance_rows(self, batch: Batch, sampled: Array, *, page_size: int) -> None:
+    def advance_rows(self, batch: Batch, sampled: Array, table: Array, *, page_size: int) -> Array:
         """Move the decode rows of `batch` on in place: each takes its sampled token (R,), one position further on.
 
-        Its context_lens are those before the step. A row where it is 0 is not in use and stays as it is.
+        Its context_lens are those before the step. A row where it is 0 is not in use and stays as it is. Returns the
+        embeddings of all rows' tokens, from the table (V, C): (R, C).
         """
         rows = np.flatnonzero(batch.context_lens)
         positions = batch.context_lens[rows]
@@ -157,6 +158,7 @@ class ReferenceOps:
         batch.positions[rows] = positions
         batch.slots[rows] = batch.page_tables[rows, positions // page_size] * page_size + positions % page_size
         batch.context_lens[rows] += 1
+        return self.embedding(batch.token_ids, table)
 
     def update_rows(self, words: Array, places: Array, values: Array) -> None:
         """Change decode rows in place: words[places[i]] = values[i]. (W,), (N,), (N,) int32"""

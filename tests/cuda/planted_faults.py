@@ -93,13 +93,17 @@ FAULTS: dict[str, list[Fault]] = {
         fault("the first sampled token left out", "row >= 0 ?", "row > 0 ?", WRONG),
     ],
     "advance_rows": [
-        fault("no end of the rows", "    if (r >= R) return;\n", "", OUTSIDE),
-        fault("rows that are not in use move on", "    if (position == 0) return;\n", "", WRONG),
+        fault("rows that are not in use move on", "threadIdx.x == 0 && position > 0", "threadIdx.x == 0", WRONG),
+        fault("every thread moves its row on", "threadIdx.x == 0 && position > 0", "position > 0", GLOBAL_RACE),
+        fault("a length that changes while it is read", "    __syncthreads();\n\n    // 2", "    // 2", GLOBAL_RACE),
         fault("the page before", "position / page_size]", "(position - 1) / page_size]", WRONG),
-        fault("page tables of another width", "r * max_pages +", "r * (max_pages - 1) +", WRONG),
+        fault("page tables of another width", "[r * max_pages +", "[r * (max_pages - 1) +", WRONG),
         fault("a context that does not grow", "context_lens[r] = position + 1", "context_lens[r] = position", WRONG),
         fault("the slot of the page's start", " + position % page_size;", ";", WRONG),
-        fault("one row's token for all", "= sampled[r];\n    positions", "= sampled[0];\n    positions", WRONG),
+        fault("one row's token for all", ": sampled[r];", ": sampled[0];", WRONG),
+        fault("a sampled token for rows that are not in use", "position == 0 ? token_ids[r] : ", "", WRONG),
+        fault("a failed row reads before the table", "token >= 0 && token < V", "token < V", OUTSIDE),
+        fault("columns past the row's end", "c < C;", "c < C + 8;", GLOBAL_RACE),
     ],
     "update_rows": [
         fault("no end of the changes", "    if (i >= N) return;\n", "", OUTSIDE),
@@ -213,14 +217,13 @@ FAULTS: dict[str, list[Fault]] = {
         fault("groups past the end are stored", "    if (g >= groups) return;\n", "", OUTSIDE, R=1),
         fault("half a vote mask", "__any_sync(FULL_MASK", "__any_sync(0xffffu", MASK),
     ],
-    "cutoff": [
+    "draw": [
         fault("distances past the last group",
               "begin + lane < row.groups ? row.distances[begin + lane] : POSITIVE_INFINITY_BITS + 1",
               "row.distances[begin + lane]", SHARED_END),
-        fault("one token too many", ">= target)", "> target)", WRONG),
-    ],
-    "draw": [
-        fault("the cutoff ignored", "rank <= cutoff && score", "score", WRONG),
+        fault("one token too many", ">= target;", "> target;", WRONG),
+        fault("the cutoff ignored", "rank_of(found[j], id + j) <= last && score", "score", WRONG),
+        fault("a farther token than noise can bring in", "MOST_NOISE - best_score", "1.0f - best_score", WRONG),
         fault("a key word for all rows", "key_1 = u32(seed >> 32)", "key_1 = u32(seed)", WRONG),
     ],
     "top_logprobs": [

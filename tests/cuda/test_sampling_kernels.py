@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_case import EPSILON, CheckedLaunches, total_bytes
 
-from cupyllm.cuda import adjust_logits, argmax, cutoff, group_maxima, top_logprobs
+from cupyllm.cuda import adjust_logits, argmax, draw, group_maxima, top_logprobs
 from cupyllm.cuda.emulator import guarded_copy
 from cupyllm.cuda.loader import KernelLoader, emulated_loader
 from cupyllm.cuda.sample import sample, upload_sampling
@@ -73,13 +73,14 @@ def assert_same(actual: SampleResult, expected: SampleResult) -> None:
 def kept(
     scaled: np.ndarray, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, temperature: float = 1.0
 ) -> list[int]:
-    """The ids that the kernel `cutoff` leaves of one row."""
+    """The ids of one row among which the kernel `draw` draws."""
     logits, N = guarded_copy(scaled.astype(np.float32)[None]), len(scaled)
     divisor = guarded_copy(np.array([temperature], np.float32))
     index = group_maxima.launch(CHECK, logits, N, divisor)
     filters = {"top_p": np.array([top_p], np.float32), "min_p": np.array([min_p], np.float32)}
-    top_ks = np.array([top_k], np.int32)
-    _, cutoffs = cutoff.launch(CHECK, logits, N, index, temperature=divisor, top_k=top_ks, **filters)
+    filters |= {"top_k": np.array([top_k], np.int32)}
+    noise = {"seeds": np.zeros(1, np.uint64), "positions": np.zeros(1, np.int32)}
+    _, cutoffs = draw.launch(CHECK, logits, N, index, temperature=divisor, **filters, **noise)
     distances = ((logits[0].max() - logits[0]) / divisor).view(np.uint32).astype(np.uint64)
     ranks = distances << np.uint64(19) | np.arange(N, dtype=np.uint64)
     return np.flatnonzero(ranks <= cutoffs[0]).tolist()
@@ -497,8 +498,8 @@ def launched(*rows: Sequence, logits: np.ndarray | None = None) -> CheckedLaunch
         ([row(temperature=0.0), row(temperature=0.0, logit_bias={3: 1.0})], "adjust_logits argmax"),
         ([row(guide=AllowedIds([5]), temperature=0.0), row(temperature=0.0)], "adjust_logits argmax"),
         ([row(temperature=0.0, min_tokens=2, num_prompt_tokens=1)], "argmax"),  # it has them
-        ([row(temperature=0.0), row(top_k=3)], "group_maxima cutoff draw"),
-        ([row(repetition_penalty=1.2)], "adjust_logits group_maxima cutoff draw"),
+        ([row(temperature=0.0), row(top_k=3)], "group_maxima draw"),
+        ([row(repetition_penalty=1.2)], "adjust_logits group_maxima draw"),
         ([row(temperature=0.0, logprobs=0)], "argmax group_maxima top_logprobs"),
     ],
 )
@@ -576,7 +577,7 @@ def test_top_logprobs_reads_two_groups_of_logits_for_each_token() -> None:
         (np.zeros((1, V), np.float16), {}, r"group_maxima: logits is float16 \(1, 50\); supported is float32"),
         (np.zeros((1, 2 * V), np.float32)[:, ::2], {"temperature": 0.0}, "argmax: logits is a view with strides"),
         (np.zeros((1, 5), np.float32), {"logprobs": 6}, "top_logprobs: n is 6; supported are up to the 5 token ids"),
-        (np.zeros((1, 2**19 + 4), np.float32), {}, "cutoff: N is 524292; supported are up to 524288 token ids"),
+        (np.zeros((1, 2**19 + 4), np.float32), {}, "draw: N is 524292; supported are up to 524288 token ids"),
     ],
 )
 def test_what_is_not_supported_is_refused_with_its_name(

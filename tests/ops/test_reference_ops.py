@@ -185,14 +185,16 @@ def test_hidden_keys() -> None:
 def test_rows_in_use_move_on_and_the_others_stay() -> None:
     page_tables = np.array([[7, 5, -1], [3, 2, 9], [-1, -1, -1], [6, -1, -1]], np.int32)
     batch = make_batch([(0, 1)] * 4, [[0]] * 4, page_size=4)._replace(
-        token_ids=np.full(4, 100, np.int32),
+        token_ids=np.full(4, 99, np.int32),
         positions=np.full(4, 50, np.int32),
         slots=np.full(4, -1, np.int32),
         context_lens=np.array([4, 11, 0, 1], np.int32),
         page_tables=page_tables,
     )
-    OPS.advance_rows(batch, np.array([21, 22, 23, 24], np.int32), page_size=4)
-    np.testing.assert_array_equal(batch.token_ids, [21, 22, 100, 24])
+    table = np.arange(200, dtype=np.float32).reshape(100, 2)
+    x = OPS.advance_rows(batch, np.array([21, 22, 23, 24], np.int32), table, page_size=4)
+    np.testing.assert_array_equal(batch.token_ids, [21, 22, 99, 24])
+    np.testing.assert_array_equal(x, [[42, 43], [44, 45], [198, 199], [48, 49]])
     np.testing.assert_array_equal(batch.positions, [4, 11, 50, 1])
     np.testing.assert_array_equal(batch.slots, [5 * 4, 9 * 4 + 3, -1, 6 * 4 + 1])
     np.testing.assert_array_equal(batch.context_lens, [5, 12, 0, 2])

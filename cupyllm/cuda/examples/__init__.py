@@ -26,7 +26,6 @@ from .rows import (
 from .sampling import (
     adjust_logits_example,
     argmax_example,
-    cutoff_example,
     draw_example,
     group_maxima_example,
     top_logprobs_example,
@@ -39,7 +38,6 @@ EXAMPLES: Mapping[str, Example] = {
     "advance_rows": advance_rows_example,
     "argmax": argmax_example,
     "copy_pages": copy_pages_example,
-    "cutoff": cutoff_example,
     "draw": draw_example,
     "embedding": embedding_example,
     "fill_tokens": fill_tokens_example,

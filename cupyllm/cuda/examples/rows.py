@@ -75,8 +75,12 @@ def fill_tokens_example(loader: KernelLoader, place: Place, *, T: int = 300) -> 
     return ExampleRun("fill_tokens", {"T": T}, least, (Output("out", out, _REFERENCE.fill_tokens(*arrays), 0.0),))
 
 
-def advance_rows_example(loader: KernelLoader, place: Place, *, R: int = 300, page_size: int = 16) -> ExampleRun:
-    """Rows with shuffled pages; every fourth is not in use, and its pages are nowhere. Some enter their last page."""
+def advance_rows_example(
+    loader: KernelLoader, place: Place, *, R: int = 60, C: int = 264, page_size: int = 16, dtype: str = "bfloat16"
+) -> ExampleRun:
+    """Rows with shuffled pages; every fourth is not in use, and its pages are nowhere. Some enter their last page, and
+    the sampling of one failed.
+    """
     rng, max_pages = np.random.default_rng(0), 5
     context_lens = rng.integers(1, max_pages * page_size, R).astype(np.int32)
     context_lens[1::7] = (max_pages - 1) * page_size
@@ -84,15 +88,20 @@ def advance_rows_example(loader: KernelLoader, place: Place, *, R: int = 300, pa
     page_tables = rng.permutation(R * max_pages).reshape(R, max_pages).astype(np.int32)
     page_tables[::4] = -1
     sampled = rng.integers(0, 500, R).astype(np.int32)
-    rows = {name: np.zeros(R, np.int32) for name in ("token_ids", "positions")}
+    sampled[-1] = -1
+    table = to_elements(random_floats(rng, 500, C), dtype)
+    rows = {"token_ids": rng.integers(0, 500, R).astype(np.int32), "positions": np.zeros(R, np.int32)}
     rows |= {"slots": np.full(R, -1, np.int32), "context_lens": context_lens}
     own = {name: place.upload(array) for name, array in rows.items()}
     wanted = {name: array.copy() for name, array in rows.items()}
-    advance_rows.launch(loader, place.upload(sampled), place.upload(page_tables), **own, page_size=page_size)
+    constant = (place.upload(array) for array in (sampled, page_tables, table))
+    x = place.download(advance_rows.launch(loader, *constant, **own, page_size=page_size))
     batch = _batch(wanted["positions"], wanted["slots"])._replace(page_tables=page_tables, **wanted)
-    _REFERENCE.advance_rows(batch, sampled, page_size=page_size)
+    expected = _REFERENCE.advance_rows(batch, sampled, to_floats(table), page_size=page_size)
+    expected[wanted["token_ids"] < 0] = np.nan
     outputs = tuple(Output(name, place.download(own[name]), wanted[name], 0.0) for name in rows)
-    return ExampleRun("advance_rows", {"R": R}, advance_rows.least_bytes(R), outputs)
+    sizes = {"R": R, "C": C}
+    return ExampleRun("advance_rows", sizes, advance_rows.least_bytes(R, C), (*outputs, Output("x", x, expected, 0.0)))
 
 
 def update_rows_example(loader: KernelLoader, place: Place, *, N: int = 300) -> ExampleRun:

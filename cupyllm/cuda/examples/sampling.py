@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from cupyllm.cuda import adjust_logits, argmax, cutoff, draw, group_maxima, top_logprobs
+from cupyllm.cuda import adjust_logits, argmax, draw, group_maxima, top_logprobs
 from cupyllm.cuda.examples.case import EPSILON, ExampleRun, Output, Place, random_floats
 from cupyllm.cuda.loader import KernelLoader
-from cupyllm.cuda.sample import sample, upload_sampling
+from cupyllm.cuda.sample import DRAWN_BY, sample, upload_sampling
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.ops.sample_reference import adjusted, candidates
 from cupyllm.sampling_batch import SamplingBatch
@@ -72,32 +72,27 @@ def group_maxima_example(loader: KernelLoader, place: Place, *, R: int = 3, N: i
     return ExampleRun("sample", {"R": R, "N": N}, group_maxima.least_bytes(R, N), outputs)
 
 
-def cutoff_example(loader: KernelLoader, place: Place, *, R: int = 12, N: int = 1501) -> ExampleRun:
-    """Rows with top-k, top-p and min-p, alone and together: which tokens each keeps, and its most likely one."""
-    top_k, top_p, min_p = np.arange(R) % 4 * 3, 1.0 - np.arange(R) % 3 * 0.3, np.arange(R) % 2 * 0.2
-    logits, batch = _logits(R, N), _batch(R, N, top_k=top_k, top_p=top_p, min_p=min_p)
-    there, filters = place.upload(logits), ("temperature", "top_k", "top_p", "min_p")
-    arrays = {name: place.upload(getattr(batch, name)) for name in filters}
-    index = group_maxima.launch(loader, there, N, arrays["temperature"])
-    most_likely, cutoffs = cutoff.launch(loader, there, N, index, **arrays)
-    distances = (logits.max(axis=1, where=np.arange(N + 7) < N, initial=-np.inf)[:, None] - logits[:, :N]) / 0.8
-    distances = distances.astype(np.float32)
-    ranks = distances.view(np.uint32).astype(np.uint64) << np.uint64(19) | np.arange(N, dtype=np.uint64)
-    wanted = np.zeros((R, N), bool)
-    for r in range(R):
-        wanted[r, candidates(-distances[r], int(top_k[r]), float(top_p[r]), float(min_p[r]))] = True
-    kept = ranks <= place.download(cutoffs)[:, None]
-    outputs = (
-        Output("kept", kept.astype(np.int32), wanted.astype(np.int32), 0.0),
-        Output("most_likely", place.download(most_likely), distances.argmin(axis=1), 0.0),
-    )
-    return ExampleRun("sample", {"R": R, "N": N}, cutoff.least_bytes(R, N), outputs)
-
-
 def draw_example(loader: KernelLoader, place: Place, *, R: int = 24, N: int = 1501) -> ExampleRun:
-    """Rows that draw among all or among a few tokens; every fourth is greedy."""
-    batch = _batch(R, N, temperature=np.where(np.arange(R) % 4, 1.5, 0.0), top_k=np.arange(R) % 3 * 4)
-    return _sample(loader, place, _logits(R, N), batch, draw.least_bytes(R, N))
+    """Rows with top-k, top-p and min-p, alone and together: which tokens each keeps, and the one that it draws. Every
+    fifth is greedy.
+    """
+    top_k, top_p, min_p = np.arange(R) % 4 * 3, 1.0 - np.arange(R) % 3 * 0.3, np.arange(R) % 2 * 0.2
+    temperature = np.where(np.arange(R) % 5, 1.5, 0.0)
+    logits, batch = _logits(R, N), _batch(R, N, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    there, arrays = place.upload(logits), {name: place.upload(getattr(batch, name)) for name in DRAWN_BY}
+    index = group_maxima.launch(loader, there, N, arrays["temperature"])
+    token_ids, cutoffs = (place.download(found) for found in draw.launch(loader, there, N, index, **arrays))
+    drawn = np.flatnonzero(temperature)
+    scaled = (logits[drawn, :N] - logits[drawn, :N].max(axis=1)[:, None]) / np.float32(1.5)
+    ranks = (-scaled + np.float32(0)).view(np.uint32).astype(np.uint64) << np.uint64(19) | np.arange(N, dtype=np.uint64)
+    wanted = np.zeros((len(drawn), N), np.int32)
+    for r, row, keeps in zip(drawn, scaled, wanted, strict=True):
+        keeps[candidates(row, int(top_k[r]), float(batch.top_p[r]), float(batch.min_p[r]))] = 1
+    outputs = (
+        Output("kept", (ranks <= cutoffs[drawn, None]).astype(np.int32), wanted, 0.0),
+        Output("token_ids", token_ids, ReferenceOps().sample(logits, batch).token_ids, 0.0),
+    )
+    return ExampleRun("sample", {"R": R, "N": N}, draw.least_bytes(R, N), outputs)
 
 
 def top_logprobs_example(loader: KernelLoader, place: Place, *, R: int = 4, N: int = 1501) -> ExampleRun:
