@@ -89,9 +89,6 @@ class Admission:
                 f"{self._max_decode_batch_size}",
                 param="beam_width",
             )
-        params = replace(
-            _NEUTRAL, max_tokens=beam.max_tokens, stop_token_ids=beam.stop_token_ids, ignore_eos=beam.ignore_eos
-        )
         end_ids = () if beam.ignore_eos else self.model_config.end_token_ids
         search = BeamSearch(
             beam,
@@ -105,6 +102,13 @@ class Admission:
                 f"candidates a beam; at most {MAX_LOGPROBS} are supported",
                 param="beam_width",
             )
+        params = replace(
+            _NEUTRAL,
+            max_tokens=beam.max_tokens,
+            stop_token_ids=beam.stop_token_ids,
+            ignore_eos=beam.ignore_eos,
+            logprobs=search.num_offers,
+        )
         return search, params
 
     def new_id(self) -> int:

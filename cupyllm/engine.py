@@ -180,30 +180,16 @@ class Engine:
 
         Raises what `add` raises; then none has been queued.
         """
-        for one in params:
-            self.check(prompt_ids, one)
-        if self.num_waiting + len(params) > self.config.max_waiting:
-            raise QueueFullError(self.num_waiting, self.config.max_waiting)
-        first, *others = [self.admission.make_sequence(prompt_ids, one, priority, cache_salt) for one in params]
-        if params[0].prompt_logprobs is not None:
-            first.readout = PromptReadout(params[0].prompt_logprobs)
-            for other in others:
-                other.readout = first.readout
-        now = time.monotonic()
-        for sequence in (first, *others):
-            sequence.queued_at = now
-        if others:
-            self._unforked[first.id] = others
-        self.scheduler.add(first)
-        return [first, *others]
+        wanted = params[0].prompt_logprobs
+        readout = None if wanted is None else PromptReadout(wanted)
+        return self._add(prompt_ids, params, readout, priority, cache_salt)
 
     def add_embedding(self, prompt_ids: Seq[int], pooling: Pooling, *, priority: int = 0) -> Sequence:
         """Queue a prompt to be read into one vector; it is `readout.embedding` when the sequence has ended.
 
         Raises what `add` raises.
         """
-        sequence = self.add(prompt_ids, SamplingParams(max_tokens=0), priority=priority)
-        sequence.readout = PromptReadout(pooling=pooling)
+        (sequence,) = self._add(prompt_ids, [SamplingParams(max_tokens=0)], PromptReadout(pooling=pooling), priority)
         return sequence
 
     def add_beams(
@@ -216,6 +202,29 @@ class Engine:
         search, params = self.admission.make_search(prompt_ids, beam)
         self._beams.start(search, self.add(prompt_ids, params, priority=priority, cache_salt=cache_salt))
         return search
+
+    def _add(
+        self,
+        prompt_ids: Seq[int],
+        params: Seq[SamplingParams],
+        readout: PromptReadout | None,
+        priority: int,
+        cache_salt: str = "",
+    ) -> list[Sequence]:
+        """Everything is checked and made before anything is queued, so that what fails leaves nothing behind."""
+        for one in params:
+            self.check(prompt_ids, one)
+        if self.num_waiting + len(params) > self.config.max_waiting:
+            raise QueueFullError(self.num_waiting, self.config.max_waiting)
+        sequences = [self.admission.make_sequence(prompt_ids, one, priority, cache_salt) for one in params]
+        for sequence in sequences:
+            sequence.readout = readout
+            sequence.queued_at = time.monotonic()
+        first, *others = sequences
+        self.scheduler.add(first)
+        if others:
+            self._unforked[first.id] = others
+        return sequences
 
     def step(self) -> StepResult:
         """Plan, run, sample, commit. Returns what every sequence whose token became known got."""
@@ -252,14 +261,28 @@ class Engine:
         self._remove(sequence)
 
     def abort_all(self) -> list[Sequence]:
-        """End everything that runs or waits, after a step failed; returns what was ended."""
+        """End everything that runs or waits, after a fault; returns what was ended.
+
+        An abort that failed half-way may have left a sequence that is ended already and still here.
+        """
         self._beams.drop_all()
-        unforked = [sequence for others in self._unforked.values() for sequence in others]
-        sequences = [*self.scheduler.running, *self.scheduler.waiting, *unforked, *self._left]
-        for sequence in sorted(sequences, key=lambda sequence: -sequence.id):
-            self.abort(sequence, FinishReason.ERROR)
+        queued = [*self.scheduler.running, *self.scheduler.waiting]
+        others = [*self._left, *(sequence for forks in self._unforked.values() for sequence in forks)]
+        for sequence in (*queued, *others):
+            sequence.finish_reason = FinishReason.ERROR
+        for sequence in queued:
+            self.scheduler.remove(sequence)
+        self._unforked.clear()
+        self._left.clear()
         self._launched = None
-        return sequences
+        return [*queued, *others]
+
+    def check_idle(self) -> None:
+        """Assert that nothing runs or waits and no page is held; raises AssertionError naming what does not hold."""
+        self.scheduler.check_integrity()
+        assert not self.has_work, "sequences run or wait"
+        assert self.scheduler.allocator.num_live == 0, "pages are held"
+        assert not self._beams, "beams live"
 
     def abort_search(self, search: BeamSearch) -> None:
         """End a beam search now. Aborting one that has ended does nothing."""

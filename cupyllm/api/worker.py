@@ -6,9 +6,10 @@
     LiveRequest.close       -- command queue --> engine.abort, abort_search
 
 The thread owns the engine: nothing else calls these. It carries out every waiting command between two steps and blocks
-on the queue when there is nothing to run. What can go wrong has one rule each: a step that raises ends every live
-request and the thread goes on; a step older than the watchdog ends them too, and new requests are refused until it
-returns; a thread that dies refuses everything from then on.
+on the queue when there is nothing to run. What can go wrong has one rule each: a request that cannot be added fails
+alone; a step or an abort that raises ends every live request, and the thread goes on with an empty engine; a step older
+than the watchdog ends them too, and new requests are refused until it returns; where not even an empty engine can be
+had, the thread dies, and a thread that has died refuses everything from then on.
 """
 
 from __future__ import annotations
@@ -53,10 +54,12 @@ class EngineWorker:
         # Of the engine thread: sequence id -> request and choice, search -> request and prompt
         self._owners: dict[int | BeamSearch, tuple[LiveRequest, int]] = {}
         self._live: set[LiveRequest] = set()
+        self._calls: set[asyncio.Future[Any]] = set()
         self._waiting = WaitingCount(engine)
         self._idle = asyncio.Event()
         self._idle.set()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._has_ended = False  # the thread; true before anybody who waits for it is told
         self._loop: asyncio.AbstractEventLoop
         self._watch: asyncio.Task[None]
         self._step_started: float | None = None
@@ -100,15 +103,17 @@ class EngineWorker:
         return request
 
     def post(self, command: Callable[[], None]) -> None:
-        """Have the engine thread do something between two steps. It must not raise."""
-        self._commands.put(command)
+        """Have the engine thread do something between two steps. If it raises, the log says so and nothing ends."""
+        self._commands.put(partial(_unless_it_fails, command))
 
     async def call(self, function: Callable[[], T]) -> T:
         """What `function` returns or raises in the engine thread, between two steps."""
-        if not self._thread.is_alive():
+        if self._has_ended:
             raise UnavailableError("the engine thread has ended")
         answer: asyncio.Future[T] = self._loop.create_future()
-        self.post(partial(self._answer, answer, function))
+        self._calls.add(answer)
+        answer.add_done_callback(self._calls.discard)
+        self._commands.put(partial(self._answer, answer, function))
         return await answer
 
     def fail_all(self, error: EngineError) -> None:
@@ -119,7 +124,7 @@ class EngineWorker:
 
     def trouble(self) -> str | None:
         """Why the engine is not well, or None."""
-        if not self._thread.is_alive():
+        if self._has_ended:
             return "the engine thread has ended"
         if self._is_stuck():
             return f"a step of the engine has been running for more than {self._watchdog_seconds:g} s"
@@ -131,7 +136,7 @@ class EngineWorker:
         """Why no request can be taken now, or None. After failed steps a new try is the only way to find out."""
         if self.draining:
             return "the server is stopping"
-        if not self._thread.is_alive() or self._is_stuck():
+        if self._has_ended or self._is_stuck():
             return self.trouble()
         return None
 
@@ -178,6 +183,12 @@ class EngineWorker:
                 log.error("a step has been running for more than %g s", self._watchdog_seconds)
                 self.fail_all(EngineError("the engine is stuck"))
 
+    def _note_end(self) -> None:
+        """The thread has ended, and whoever still waits for it would wait for ever."""
+        self.fail_all(EngineError("the engine thread has ended"))
+        for answer in list(self._calls):
+            _set_unless_done(answer, None, UnavailableError("the engine thread has ended"))
+
     # The engine thread's side.
 
     def _run(self) -> None:
@@ -187,7 +198,9 @@ class EngineWorker:
                     self._step()
         except BaseException:
             log.critical("the engine thread died", exc_info=True)
-            self._post(self.fail_all, EngineError("the engine thread died"))
+        finally:
+            self._has_ended = True  # first: whoever comes after the others were told finds it true
+            self._post(self._note_end)
 
     def _carry_out_commands(self) -> bool:
         """Do all that waits in the queue; blocks while the engine has no work. False: the thread is to end."""
@@ -199,7 +212,11 @@ class EngineWorker:
                 return True
             if command is None:
                 return False
-            command()
+            try:
+                command()
+            except Exception:
+                log.exception("a command to the engine failed; all live requests end")
+                self._end_everything(EngineError("a command to the engine failed"))
             wait = False
 
     def _answer(self, answer: asyncio.Future[T], function: Callable[[], T]) -> None:
@@ -215,8 +232,8 @@ class EngineWorker:
             self._owners |= {s.id: (request, choice) for choice, s in enumerate(request.work.sequences)}
             self._owners |= {search: (request, number) for number, search in enumerate(request.work.searches)}
         except Exception as error:
+            self._post(request.deliver, error)  # first: taking out what was queued may fail too
             self._abort(request)
-            self._post(request.deliver, error)
         else:
             self._post(request.deliver, ADMITTED)
 
@@ -225,8 +242,8 @@ class EngineWorker:
             self._owners.pop(ended, None)
 
     def _drop(self, request: LiveRequest) -> None:
-        self._abort(request)
         self._waiting.left(request.asked.num_waiting)
+        self._abort(request)
 
     def _step(self) -> None:
         started = self._step_started = time.monotonic()
@@ -236,8 +253,7 @@ class EngineWorker:
             self.num_failed_steps += 1
             self._failed_in_a_row += 1
             log.exception("a step of the engine failed; all live requests end")
-            self._engine.abort_all()
-            self._fail_owners(EngineError("a step of the engine failed"))
+            self._end_everything(EngineError("a step of the engine failed"))
         else:
             self._failed_in_a_row = 0
             self.step_seconds.add(time.monotonic() - started)
@@ -257,7 +273,10 @@ class EngineWorker:
         if items:
             self._post(_deliver, items)  # one wake-up of the loop for the whole step
 
-    def _fail_owners(self, error: EngineError) -> None:
+    def _end_everything(self, error: EngineError) -> None:
+        """Empty the engine after a fault of ours, and tell those that were in it. Raises where something stays."""
+        self._engine.abort_all()
+        self._engine.check_idle()
         for request in {request for request, _ in self._owners.values()}:
             self._post(request.deliver, error)
         self._owners.clear()
@@ -275,7 +294,14 @@ def _deliver(items: list[tuple[LiveRequest, int, TokenEvent]]) -> None:
         request.deliver((choice, event, now))
 
 
-def _set_unless_done(answer: asyncio.Future[T], value: T, error: Exception | None) -> None:
+def _unless_it_fails(command: Callable[[], None]) -> None:
+    try:
+        command()
+    except Exception:
+        log.exception("a command that concerns no request failed")
+
+
+def _set_unless_done(answer: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
     """Whoever waited for the answer may have gone."""
     if answer.done():
         return
