@@ -65,8 +65,9 @@ def candidates(scaled: np.ndarray, top_k: int, top_p: float, min_p: float) -> np
         weights /= weights.sum()
         # Tokens rarer than this cannot reach 1 - top_p all together, so they are outside and need no sorting.
         likely = np.flatnonzero(weights >= (1.0 - top_p) / len(ids))
-        order = likely[np.argsort(-weights[likely], kind="stable")]
+        order = likely[np.argsort(-scaled[ids[likely]], kind="stable")]
         before = np.cumsum(weights[order]) - weights[order]  # probability of all more likely tokens
+        before[0] = -1.0  # the first stays, also where top_p is so small that it is 0 in float32
         ids = np.sort(ids[order[before < top_p]])
     if min_p > 0.0:
         ids = ids[scaled[ids] >= np.log(min_p)]
@@ -74,8 +75,13 @@ def candidates(scaled: np.ndarray, top_k: int, top_p: float, min_p: float) -> np
 
 
 def top_logprobs(row: np.ndarray, token_id: int, count: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """Log-probability of `token_id`, and the `count` most likely ids with theirs, by the model's own distribution."""
+    """Log-probability of `token_id`, and the `count` most likely ids with theirs, by the model's own distribution.
+
+    NaN, and ids of 0, where the row has NaN or nothing finite.
+    """
     largest = float(row.max())
+    if not np.isfinite(largest):
+        return np.nan, np.zeros(count, np.int32), np.full(count, np.nan, np.float32)
     log_sum = largest + float(np.log(np.exp(row - row.max(), dtype=np.float64).sum()))
     ids = largest_ids(row, count)
     ids = ids[np.argsort(-row[ids], kind="stable")]

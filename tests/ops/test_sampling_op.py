@@ -68,6 +68,7 @@ def test_adding_the_same_to_all_logits_changes_no_draw(params: dict[str, Any]) -
         ({"top_p": 0.4}, [1]),
         ({"top_p": 0.41}, [1, 3]),
         ({"top_p": 1e-9}, [1]),
+        ({"top_p": 0.0}, [1]),  # what 1e-46 is in float32
         ({"min_p": 0.5}, [1, 3]),
         ({"min_p": 1.0}, [1]),
         ({"top_k": 2, "top_p": 0.57}, [1]),  # of the two kept the first holds 4/7
@@ -88,6 +89,10 @@ def test_nothing_is_dropped_when_top_p_is_off_however_rare() -> None:
 def test_ties_go_to_the_smaller_id() -> None:
     assert candidates(np.zeros(6, np.float32), 3, 1.0, 0.0).tolist() == [0, 1, 2]
     assert candidates(np.zeros(6, np.float32), 0, 0.5, 0.0).tolist() == [0, 1, 2]
+
+
+def test_a_larger_logit_comes_first_also_where_it_is_no_more_likely() -> None:
+    assert candidates(np.float32([-1e-40, 0.0]), 0, 0.3, 0.0).tolist() == [1]
 
 
 @pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999])

@@ -8,6 +8,7 @@ numerics.py   exp, rounding and widening of single numbers
 linear.py     linear, gate/up with SiLU * up, logits
 attention.py  attention over pages, of prompts and decode rows alike
 rope.py       RoPE and the write to the cache
+sampling.py   the next token: adjust.py, then groups.py, cutoff.py and draw.py; and top_logprobs.py
 ops.py        `CpuOps`: one method an op, as in ReferenceOps
 
 Every output of a product is summed in one order, whatever the number of rows, and every query attends over the same

@@ -15,6 +15,7 @@ from cupyllm.ops.cpu.dot_tile import GROUP
 from cupyllm.ops.cpu.isa import choose, usable_processors
 from cupyllm.ops.cpu.ops import CpuOps
 from cupyllm.ops.reference import Norm
+from cupyllm.sampling_batch import SamplingBatch
 
 
 def check_model(config: ModelConfig, page_size: int) -> None:
@@ -84,6 +85,17 @@ def warm_ups(
         table, qkv = activations(D), activations((H + 2 * KH) * D)
         ops.rope_and_kv_write(qkv, table, batch, cache, cache.copy(), q_norm=head_norm, k_norm=head_norm)
 
+    def sample() -> None:
+        nothing, ones = np.empty(0, np.int32), np.ones(1, np.float32)
+        masks = np.ones((1, 1), np.uint32)
+        batch = SamplingBatch(
+            temperature=ones, top_k=one, top_p=ones, min_p=ones, repetition_penalty=ones,
+            penalty_starts=np.zeros(2, np.int32), penalty_ids=nothing,
+            offset_starts=np.zeros(2, np.int32), offset_ids=nothing, offsets=ones[:0], mask_rows=one, masks=masks,
+            seeds=np.zeros(1, np.uint64), positions=one, num_logprobs=1, vocab_limit=8,
+        )  # fmt: skip
+        ops.sample(activations(8), batch)
+
     return [
         ("linear", linear),
         ("gate_up_silu_mul", lambda: ops.gate_up_silu_mul(activations(C), weights(8, C), norm=norm)),
@@ -91,4 +103,5 @@ def warm_ups(
         ("rope_and_kv_write", rope),
         ("embedding", lambda: [ops.embedding(one, weights(1, C)), ops.embedding(one, activations(C))]),
         ("rms_norm", lambda: ops.rms_norm(activations(C), norm)),
+        ("sample", sample),
     ]

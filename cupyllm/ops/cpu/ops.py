@@ -7,6 +7,7 @@ import numpy as np
 from cupyllm.batch import Batch
 from cupyllm.device import Array
 from cupyllm.ops.cpu import rows as row_kernels
+from cupyllm.ops.cpu import sampling as sampling_kernels
 from cupyllm.ops.cpu.attention import paged_attention_kernel
 from cupyllm.ops.cpu.dot_tile import GROUP, GROUP_BYTES
 from cupyllm.ops.cpu.int8 import Int8Matrix, embedding_int8, quantise_rows
@@ -15,6 +16,7 @@ from cupyllm.ops.cpu.linear import LinearKernels, linear_kernels
 from cupyllm.ops.cpu.rope import rope_kernel
 from cupyllm.ops.cpu.team import Team
 from cupyllm.ops.reference import Norm, ReferenceOps
+from cupyllm.sampling_batch import SampleResult, SamplingBatch, TopLogprobs
 
 _NO_VECTOR = np.empty(0, np.float32)
 _NO_MATRIX = np.empty((0, 0), np.float32)
@@ -119,6 +121,17 @@ class CpuOps(ReferenceOps):
     def logits(self, x: Array, head: Array, *, rows: Array, norm: Norm) -> Array:
         """linear.py, over the chosen rows"""
         return self.linear(x[rows], head, norm=norm)
+
+    def sample(self, logits: Array, sampling: SamplingBatch) -> SampleResult:
+        """sampling.py"""
+        token_ids = sampling_kernels.choose(self._team, logits, sampling)
+        tops = self.token_logprobs(logits, token_ids, sampling.num_logprobs, vocab_limit=sampling.vocab_limit)
+        return SampleResult(token_ids=token_ids, **vars(tops))
+
+    def token_logprobs(self, logits: Array, token_ids: Array, count: int, *, vocab_limit: int) -> TopLogprobs:
+        """top_logprobs.py"""
+        num_ids = min(logits.shape[1], vocab_limit)
+        return sampling_kernels.token_logprobs(self._team, logits, token_ids, count, num_ids)
 
     def quantise(self, matrix: np.ndarray) -> Int8Matrix:
         """The matrix (N, K), in a type of weights, in one byte for each number and a scale for every 64."""
