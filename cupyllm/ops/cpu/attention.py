@@ -146,35 +146,18 @@ def score(scores: Any, column: int, queries: Any, keys: Any, offset: int, count:
         key, row = offset + j * stride, 0
         while row + 4 <= R:
             place = row * BLOCK + column + j
-            dot_tile(scores, place, BLOCK, keys, key, stride, queries, row * D, D, scores, 0, 0, D, D, 4, 4, LANES)
+            dot_tile(scores, place, BLOCK, keys, key, stride, queries, row * D, D, scores, 0, 0, D, D, 4, 4, LANES, 0)
             row += 4
         while row < R:
             place = row * BLOCK + column + j
-            dot_tile(scores, place, BLOCK, keys, key, stride, queries, row * D, D, scores, 0, 0, D, D, 4, 1, LANES)
+            dot_tile(scores, place, BLOCK, keys, key, stride, queries, row * D, D, scores, 0, 0, D, D, 4, 1, LANES, 0)
             row += 1
         j += 4
     while j < count:
         for row in range(R):
             place = row * BLOCK + column + j
-            dot_tile(
-                scores,
-                place,
-                BLOCK,
-                keys,
-                offset + j * stride,
-                stride,
-                queries,
-                row * D,
-                D,
-                scores,
-                0,
-                0,
-                D,
-                D,
-                1,
-                1,
-                LANES,
-            )
+            key = offset + j * stride
+            dot_tile(scores, place, BLOCK, keys, key, stride, queries, row * D, D, scores, 0, 0, D, D, 1, 1, LANES, 0)
         j += 1
 
 

@@ -6,6 +6,10 @@ Both operands lie with k side by side, as the checkpoint stores weights and the 
 transposed. A step of the loop takes 2 * lanes numbers of every row: with 4 by 4 rows it reads 8 rows and does 16
 rows' work, which is what lets arithmetic keep up with memory.
 
+Weights that come from memory and not from a cache are asked for READ_AHEAD bytes before they are needed (FROM_MEMORY):
+a thread that waits for one line after the other gets half of what the memory gives. With one column it also goes
+through the rows one by one, so that it reads in one direction.
+
 The order of a sum depends on `lanes` only: each lane adds its numbers in order of k, and a tree adds the lanes. So an
 output is the same, to the last bit, whichever tile it was computed in.
 """
@@ -36,6 +40,7 @@ from cupyllm.ops.cpu.vectors import (
     multiply_add,
     number,
     odd_of_pairs,
+    prefetch,
     splat,
     store,
     sums_of_four,
@@ -47,13 +52,17 @@ GROUP = 64
 GROUP_BYTES = 3 * GROUP
 
 
+READ_AHEAD = 1 << 14  # bytes; it fits many times into an L2 cache
+_LINE = 64  # bytes of a cache line
+
+
 def _dot_tile(
     typing_context: Any,
     y: Any, y_offset: Any, y_stride: Any,
     w: Any, w_offset: Any, w_stride: Any,
     x: Any, x_offset: Any, x_stride: Any,
     totals: Any, totals_offset: Any,
-    k_start: Any, k_stop: Any, length: Any, ROWS: Any, COLUMNS: Any, LANES: Any,
+    k_start: Any, k_stop: Any, length: Any, ROWS: Any, COLUMNS: Any, LANES: Any, FROM_MEMORY: Any,
 ) -> Any:  # fmt: skip
     """Compute a tile of y (float32). Offsets and strides between rows are in elements of the arrays' memory.
 
@@ -63,12 +72,16 @@ def _dot_tile(
 
     w is float32, FP16 or BF16; x is float32 in the order that `pack` gives it (linear.py), or, with 16 lanes and w in
     BF16, BF16 too. Or w is INT8 with the scales behind each row, and x as `pack_int8` makes it (int8.py).
+
+    FROM_MEMORY: whether w comes from memory (1) or has been read before (0).
     """
     arguments = (
         y, y_offset, y_stride, w, w_offset, w_stride, x, x_offset, x_stride, totals, totals_offset, k_start, k_stop,
-        length, ROWS, COLUMNS, LANES,
+        length, ROWS, COLUMNS, LANES, FROM_MEMORY,
     )  # fmt: skip
-    rows, columns, lanes = (literal.literal_value for literal in (ROWS, COLUMNS, LANES))
+    rows, columns, lanes, from_memory = (literal.literal_value for literal in (ROWS, COLUMNS, LANES, FROM_MEMORY))
+    # A sum waits for the sum before it, so narrow vectors need several rows at once to keep up.
+    rows_at_once = max(16 // lanes, 1) if from_memory and columns == 1 and rows > 1 else rows
 
     def generate(context: Any, builder: Builder, signature: Any, values: Any) -> Value:
         numbers = [
@@ -80,12 +93,15 @@ def _dot_tile(
         x_pointer = data_pointer(context, builder, x, values[6], numbers[7])
         w_rows = [builder.gep(w_pointer, [builder.mul(numbers[5], number(row))]) for row in range(rows)]
         x_rows = [builder.gep(x_pointer, [builder.mul(numbers[8], number(column))]) for column in range(columns)]
-        step = _Step(builder, w.dtype, x.dtype, lanes, w_rows, x_rows, numbers[13])
         kept = data_pointer(context, builder, totals, values[9], numbers[10])
         places = [number(place * lanes) for place in range(rows * columns)]
         is_first = builder.icmp_signed("==", numbers[11], number(0))
         starts = _zeros_or_kept(builder, is_first, kept, places, lanes)
-        sums = _loop(builder, step, starts, numbers[11], numbers[12])
+        sums: list[Value] = []
+        for row in range(0, rows, rows_at_once):
+            some = slice(row, row + rows_at_once)
+            step = _Step(builder, w.dtype, x.dtype, lanes, w_rows[some], x_rows, numbers[13], bool(from_memory))
+            sums += _loop(builder, step, starts[some] if columns == 1 else starts, numbers[11], numbers[12])
         is_last = builder.icmp_signed("==", numbers[12], numbers[13])
         with builder.if_else(is_last) as (then, otherwise):
             with then:
@@ -152,13 +168,16 @@ class _Step:
         w_rows: list[Value],
         x_rows: list[Value],
         length: Value,
+        from_memory: bool,
     ) -> None:
         self.builder, self.lanes, self.w_rows, self.x_rows = builder, lanes, w_rows, x_rows
-        self.w_type, self.x_type, self.length = w_type, x_type, length
+        self.w_type, self.x_type, self.length, self.from_memory = w_type, x_type, length, from_memory
         assert x_type == types.float32 or w_type == x_type == INT8 or (w_type == x_type == BF16 and lanes == 16)
         self.width = GROUP if w_type == INT8 else 2 * lanes  # numbers of every row that a step takes
 
     def emit(self, k: Value, totals: list[Value]) -> list[Value]:
+        if self.from_memory:
+            self._read_ahead(k)
         if self.w_type == INT8:
             return self._int8(k, totals)
         if self.w_type != BF16:
@@ -170,6 +189,14 @@ class _Step:
         totals = self._multiply_add(even, k, totals)
         odd = [odd_of_pairs(self.builder, pair) for pair in pairs]
         return self._multiply_add(odd, self.builder.add(k, number(self.lanes)), totals)
+
+    def _read_ahead(self, k: Value) -> None:
+        """Ask for what the rows have READ_AHEAD bytes further on: the rows after them, or the next chunk's."""
+        width = self.w_type.bitwidth // 8
+        for place in range(0, self.width * width, _LINE):
+            ahead = self.builder.add(k, number((READ_AHEAD + place) // width))
+            for row in self.w_rows:
+                prefetch(self.builder, self.builder.gep(row, [ahead]))
 
     def _plain(self, k: Value, totals: list[Value]) -> list[Value]:
         """float32 and FP16: two vectors, in order of k."""
@@ -193,7 +220,7 @@ class _Step:
         """One group: its whole-number sum for every pair of rows, times the group's scales in w and in x."""
         builder, lanes = self.builder, self.lanes
         whole = ir.VectorType(I32, lanes)
-        x_group = builder.mul(builder.udiv(k, number(GROUP)), number(GROUP_BYTES))
+        x_group = builder.mul(k, number(GROUP_BYTES // GROUP))
         sums: list[Value] = [ir.Constant(whole, None)] * len(totals)
         for part in range(0, GROUP, 4 * lanes):  # bytes of a vector
             ws = [load(builder, row, builder.add(k, number(part)), whole) for row in self.w_rows]

@@ -6,9 +6,9 @@ The work is cut into chunks: a block of rows of weights, for a run of tokens. In
         for 4 rows of the block      one dot_tile for every 4 tokens of the group
         what comes after             bias, residual or SiLU, while the outputs are in the L1 cache
 
-A few tokens: a block's rows are read from memory once and used for all tokens while they are in the L1 cache, so a
-step costs the time of reading the weights. A prompt: the group's activations stay in the L1 cache while the block's
-rows come from the L2 cache, so arithmetic is the limit. An output's sum has the same order in both (dot_tile.py).
+A few tokens: a block's rows are read from memory once, ahead of time, and used for all tokens while they are in the L1
+cache, so a step costs the time of reading the weights. A prompt: the group's activations stay in the L1 cache while the
+block's rows come from the L2 cache, so arithmetic is the limit. A sum has the same order in both (dot_tile.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from cupyllm.ops.cpu.compile import kernel, part
 from cupyllm.ops.cpu.dot_tile import dot_tile
 from cupyllm.ops.cpu.int8 import pack_int8
-from cupyllm.ops.cpu.numerics import fetch_ahead, load_number, silu, store_number
+from cupyllm.ops.cpu.numerics import load_number, silu, store_number
 from cupyllm.ops.cpu.rms import inverse_root_mean_square
 from cupyllm.ops.cpu.team import THREADS, share_out
 
@@ -76,8 +76,7 @@ def chunks_of(count: int, size: int) -> int:
 def chunk_shape(num_tokens: int, num_rows: int, row_bytes: int, threads: int) -> Any:
     """Rows of weights and tokens in a chunk.
 
-    A thread that reads weights from memory takes a moment to get into its stride, so chunks are long, but each thread
-    should find a few.
+    Each chunk costs a little beside its work, but threads that are done early should find some left of the others'.
     """
     rows = _BLOCK_BYTES // row_bytes
     if num_tokens <= FEW_TOKENS:
@@ -138,48 +137,48 @@ def products(
         for t0 in range(start, stop, group):
             t1 = min(t0 + group, stop)
             for n in range(first, last - 3, 4):
-                if few:  # all that the next rows need, while these are worked on
-                    fetch_ahead(w, (n + 4) * W, 4 * W)
                 kept = ((t0 - start) * (last - first) + (n - first) * (t1 - t0)) * LANES
-                four_rows(y, row + t0 - start, column + n - first, w, n, packed, t0, t1, totals, kept, k0, k1, K, LANES)
+                place = (row + t0 - start) * stride + column + n - first
+                four_rows(y, place, w, n, packed, t0, t1, t0 == start, totals, kept, k0, k1, K, LANES)
     for n in range(last - (last - first) % 4, last):  # the rest
         for t in range(start, stop):
             place = (row + t - start) * stride + column + n - first
-            dot_tile(y, place, stride, w, n * W, W, packed, t * X, X, totals, 0, 0, K, K, 1, 1, LANES)
+            dot_tile(y, place, stride, w, n * W, W, packed, t * X, X, totals, 0, 0, K, K, 1, 1, LANES, 0)
 
 
 @part
 def one_token(
     y: Any, row: int, column: int, w: Any, first: int, last: int, packed: Any, t: int, K: int, LANES: int
 ) -> None:
-    """y[row, column:] = the products of token t and the rows first:last of w, 8 rows at a time: the more rows, the more
-    reads from memory are under way.
-    """
+    """y[row, column:] = the products of token t and the rows first:last of w."""
     W, X, place, n = w.shape[1], packed.shape[1], row * y.shape[1] + column, first
     while n + 8 <= last:
-        dot_tile(y, place + n - first, 0, w, n * W, W, packed, t * X, 0, y, 0, 0, K, K, 8, 1, LANES)
+        dot_tile(y, place + n - first, 0, w, n * W, W, packed, t * X, 0, y, 0, 0, K, K, 8, 1, LANES, 1)
         n += 8
     while n < last:
-        dot_tile(y, place + n - first, 0, w, n * W, W, packed, t * X, 0, y, 0, 0, K, K, 1, 1, LANES)
+        dot_tile(y, place + n - first, 0, w, n * W, W, packed, t * X, 0, y, 0, 0, K, K, 1, 1, LANES, 1)
         n += 1
 
 
 @part
 def four_rows(
-    y: Any, row: int, column: int, w: Any, n: int, packed: Any, start: int, stop: int,
+    y: Any, place: int, w: Any, n: int, packed: Any, start: int, stop: int, from_memory: bool,
     totals: Any, kept: int, k0: int, k1: int, K: int, LANES: int,
 ) -> None:  # fmt: skip
-    """The products of tokens start:stop and the rows n to n + 3 of w, from k0 to k1."""
+    """y's memory from `place` = the products of tokens start:stop and the rows n to n + 3 of w, from k0 to k1."""
     W, X, stride = w.shape[1], packed.shape[1], y.shape[1]  # numbers of memory in a row
-    t, place = start, row * stride + column
+    t = start
     while t + 4 <= stop:
-        dot_tile(y, place, stride, w, n * W, W, packed, t * X, X, totals, kept, k0, k1, K, 4, 4, LANES)
+        if from_memory and t == start:
+            dot_tile(y, place, stride, w, n * W, W, packed, t * X, X, totals, kept, k0, k1, K, 4, 4, LANES, 1)
+        else:
+            dot_tile(y, place, stride, w, n * W, W, packed, t * X, X, totals, kept, k0, k1, K, 4, 4, LANES, 0)
         t, place, kept = t + 4, place + 4 * stride, kept + 16 * LANES
     if t + 2 <= stop:
-        dot_tile(y, place, stride, w, n * W, W, packed, t * X, X, totals, kept, k0, k1, K, 4, 2, LANES)
+        dot_tile(y, place, stride, w, n * W, W, packed, t * X, X, totals, kept, k0, k1, K, 4, 2, LANES, 1)
         t, place, kept = t + 2, place + 2 * stride, kept + 8 * LANES
     if t < stop:
-        dot_tile(y, place, stride, w, n * W, W, packed, t * X, X, totals, kept, k0, k1, K, 4, 1, LANES)
+        dot_tile(y, place, stride, w, n * W, W, packed, t * X, X, totals, kept, k0, k1, K, 4, 1, LANES, 0)
 
 
 @part

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
 from cupyllm.ops.cpu.compile import instruction, part
-from cupyllm.ops.cpu.vectors import BF16, F32, FP16, I32, I64, Builder, Value, data_pointer, number, prefetch, store
+from cupyllm.ops.cpu.vectors import BF16, F32, FP16, I32, Builder, Value, data_pointer, number, store
 
 # Cody and Waite: ln 2 in two parts, so that x - n * ln 2 keeps all bits. The polynomial is that of Cephes' expf.
 _LOG2_E = np.float32(1.44269504)
@@ -94,23 +93,7 @@ def _power_of_two(typing_context: Any, exponent: Any) -> Any:
     return types.float32(exponent), generate
 
 
-def _fetch_ahead(typing_context: Any, array: Any, offset: Any, count: Any) -> Any:
-    """Have `count` elements of an array's memory, from `offset`, brought into the L2 cache; they need not exist."""
-
-    def generate(context: Any, builder: Builder, signature: Any, values: Any) -> Value:
-        start = context.cast(builder, values[1], offset, types.int64)
-        end = context.cast(builder, values[2], count, types.int64)
-        pointer = data_pointer(context, builder, array, values[0], start)
-        line = number(64 * 8 // array.dtype.bitwidth)  # elements
-        with cgutils.for_range_slice(builder, number(0), end, line, I64) as (place, _):
-            prefetch(builder, builder.gep(pointer, [place]))
-        return context.get_dummy_value()
-
-    return types.void(array, offset, count), generate
-
-
 load_number = instruction(_load_number)
-fetch_ahead = instruction(_fetch_ahead)
 store_bits = instruction(_store_bits)
 store_number = instruction(_store_number)
 _as_power_of_two = instruction(_power_of_two)

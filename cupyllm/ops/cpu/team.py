@@ -5,10 +5,13 @@ A kernel cuts its work into chunks and calls `share_out(team, function, count, a
 team's other threads take chunks as long as they find some. Nobody waits for a thread that does not come: on a machine
 that is busy with other things the caller does more of the work, and only chunks that are being computed hold it up.
 
-All they share is a few whole numbers in memory. `TICKET` holds the number of the job in its upper and the count of
-chunks that nobody has taken in its lower 32 bits; to take a chunk is to make the count one less by compare and swap.
-It can only succeed while the job that was read is the one that runs, so what describes the job (written before the
-ticket, read after it) fits.
+Each thread has a span of neighbouring chunks, and goes through it in order, so that it reads memory in one direction;
+a thread that has finished its own takes chunks of the others' spans.
+
+All they share is a few whole numbers in memory. A span's ticket holds the number of the job in its upper and the count
+of its chunks that nobody has taken in its lower 32 bits; to take a chunk is to make the count one less by compare and
+swap. It can only succeed while the job that was read is the one that runs, so what describes the job (written before
+the ticket, read after it) fits.
 
 An idle thread looks for work without sleeping for about a millisecond, so that one kernel after another finds it ready;
 then it goes to sleep until the next kernel wakes it.
@@ -31,7 +34,8 @@ from cupyllm.ops.cpu.compile import instruction, kernel, part
 from cupyllm.ops.cpu.vectors import I32, I64, Builder, Value, data_pointer, number
 
 # Places in a team's memory: 8 numbers are a cache line, so that waiting for one does not slow writing another.
-TICKET, DONE, FUNCTION, ARGUMENTS, COUNT, THREADS, STOP, _SIZE = 0, 8, 16, 17, 18, 19, 24, 32
+DONE, FUNCTION, ARGUMENTS, COUNT, SPAN, THREADS, STOP, TICKETS = 0, 8, 9, 10, 11, 12, 16, 24
+_TICKET = 8  # from one thread's ticket to the next
 _IS_X86 = platform.machine() in ("x86_64", "AMD64")
 _SPINS = 2000  # looks at the ticket before an idle thread lets others run between them
 _YIELDS = 2000  # and then before it goes to sleep
@@ -41,12 +45,13 @@ class Team:
     """`threads` threads: the caller's own, and the others, which end when the team is no longer referred to."""
 
     def __init__(self, threads: int) -> None:
-        self._memory = np.zeros(_SIZE, np.int64)
+        self._memory = np.zeros(TICKETS + _TICKET * threads, np.int64)
         self._memory[THREADS] = threads
         self._lock = threading.Lock()
         self._wake = [threading.Event() for _ in range(threads - 1)]
-        for event in self._wake:
-            threading.Thread(target=_member, args=(self._memory, event), name="cupyllm-cpu", daemon=True).start()
+        for place, event in enumerate(self._wake, start=1):
+            arguments = (self._memory, place, event)
+            threading.Thread(target=_member, args=arguments, name="cupyllm-cpu", daemon=True).start()
         weakref.finalize(self, _dismiss, self._memory, self._wake)
 
     def run(self, kernel: Callable[..., None], *arguments: Any) -> None:
@@ -58,10 +63,10 @@ class Team:
             kernel(self._memory, *arguments)
 
 
-def _member(memory: np.ndarray, wake: threading.Event) -> None:
-    """The life of a thread of the team."""
+def _member(memory: np.ndarray, thread: int, wake: threading.Event) -> None:
+    """The life of a thread of the team, which is number `thread` of it; the caller of kernels is number 0."""
     while not memory[STOP]:
-        take_chunks_until_idle(memory)
+        take_chunks_until_idle(memory, thread)
         if not memory[STOP]:
             wake.wait()
             wake.clear()
@@ -78,8 +83,15 @@ def share_out(team: Any, function: Any, count: int, arguments: Any, constants: A
     """Run function(chunk, *arguments, *constants) for every chunk from 0 to count - 1; returns when all are done."""
     if count <= 0:
         return
-    publish(team, function, count, arguments, constants)
-    while take_chunk(team):
+    describe(team, function, arguments, constants)
+    threads = team[THREADS]
+    span = (count + threads - 1) // threads
+    team[COUNT], team[SPAN] = count, span
+    for thread in range(threads):
+        place = TICKETS + _TICKET * thread
+        next_job = (team[place] >> 32) + 1
+        store_release(team, place, next_job << 32 | max(min(span, count - thread * span), 0))
+    while take_chunk(team, 0):
         pass
     spins = 0
     while load_acquire(team, DONE) < count:
@@ -88,11 +100,11 @@ def share_out(team: Any, function: Any, count: int, arguments: Any, constants: A
 
 
 @kernel()
-def take_chunks_until_idle(team: Any) -> None:
+def take_chunks_until_idle(team: Any, thread: int) -> None:
     """Take chunks of whatever job there is, until there has been none for a while."""
     idle = 0
     while idle < _SPINS + _YIELDS and not team[STOP]:
-        if take_chunk(team):
+        if take_chunk(team, thread):
             idle = 0
         else:
             idle += 1
@@ -100,21 +112,26 @@ def take_chunks_until_idle(team: Any) -> None:
 
 
 @part
-def take_chunk(team: Any) -> bool:
-    """Take and compute one chunk; False if there was none to take."""
-    ticket = load_acquire(team, TICKET)
-    remaining = ticket & 0xFFFFFFFF
-    if remaining == 0:
-        return False
-    function, arguments, count = team[FUNCTION], team[ARGUMENTS], team[COUNT]
-    if compare_and_swap(team, TICKET, ticket, ticket - 1):
-        call(function, arguments, count - remaining)
-        add_release(team, DONE, 1)
-    return True
+def take_chunk(team: Any, thread: int) -> bool:
+    """Take and compute one chunk, of the thread's own span if it has one left; False if there was none to take."""
+    threads = team[THREADS]
+    for i in range(threads):
+        owner = (thread + i) % threads
+        place = TICKETS + _TICKET * owner
+        ticket = load_acquire(team, place)
+        remaining = ticket & 0xFFFFFFFF
+        if remaining:
+            function, arguments = team[FUNCTION], team[ARGUMENTS]
+            chunk = min((owner + 1) * team[SPAN], team[COUNT]) - remaining
+            if compare_and_swap(team, place, ticket, ticket - 1):
+                call(function, arguments, chunk)
+                add_release(team, DONE, 1)
+            return True
+    return False
 
 
-def _publish(typing_context: Any, team: Any, function: Any, count: Any, arguments: Any, constants: Any) -> Any:
-    """Describe a job in the team's memory, then let its chunks be taken.
+def _describe(typing_context: Any, team: Any, function: Any, arguments: Any, constants: Any) -> Any:
+    """Write down in the team's memory what a chunk is.
 
     The arguments, a tuple, are put on the stack of the kernel, which outlives the job. `function` gets them through a
     function of one type for all jobs: (numba's two addresses for results and errors), arguments, chunk.
@@ -124,18 +141,14 @@ def _publish(typing_context: Any, team: Any, function: Any, count: Any, argument
 
     def generate(context: Any, builder: Builder, own_signature: Any, values: Any) -> Value:
         memory = data_pointer(context, builder, team, values[0], number(0))
-        stack = cgutils.alloca_once_value(builder, values[3])
+        stack = cgutils.alloca_once_value(builder, values[2])
         wrapper = _make_wrapper(context, builder, function, signature, arguments, constants)
-        count_value = context.cast(builder, values[2], count, types.int64)
-        facts = {FUNCTION: builder.ptrtoint(wrapper, I64), ARGUMENTS: builder.ptrtoint(stack, I64), COUNT: count_value}
-        for place, value in (facts | {DONE: number(0)}).items():
+        facts = {FUNCTION: builder.ptrtoint(wrapper, I64), ARGUMENTS: builder.ptrtoint(stack, I64), DONE: number(0)}
+        for place, value in facts.items():
             builder.store(value, builder.gep(memory, [number(place)]))
-        ticket = builder.gep(memory, [number(TICKET)])
-        next_job = builder.add(builder.and_(builder.load(ticket), number(-(2**32))), number(2**32))
-        builder.store_atomic(builder.or_(next_job, count_value), ticket, ordering="release", align=8)
         return context.get_dummy_value()
 
-    return types.void(team, function, count, arguments, constants), generate
+    return types.void(team, function, arguments, constants), generate
 
 
 def _wrapper_type(context: Any) -> Any:
@@ -176,28 +189,37 @@ def _call(typing_context: Any, function: Any, arguments: Any, chunk: Any) -> Any
 
 def _load_acquire(typing_context: Any, team: Any, place: Any) -> Any:
     def generate(context: Any, builder: Builder, signature: Any, values: Any) -> Value:
-        address = data_pointer(context, builder, team, values[0], number(place.literal_value))
+        address = data_pointer(context, builder, team, values[0], values[1])
         return builder.load_atomic(address, ordering="acquire", align=8)
 
-    return types.int64(team, place), generate
+    return types.int64(team, types.int64), generate
+
+
+def _store_release(typing_context: Any, team: Any, place: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Builder, signature: Any, values: Any) -> Value:
+        address = data_pointer(context, builder, team, values[0], values[1])
+        builder.store_atomic(values[2], address, ordering="release", align=8)
+        return context.get_dummy_value()
+
+    return types.void(team, types.int64, types.int64), generate
 
 
 def _add_release(typing_context: Any, team: Any, place: Any, amount: Any) -> Any:
     def generate(context: Any, builder: Builder, signature: Any, values: Any) -> Value:
-        address = data_pointer(context, builder, team, values[0], number(place.literal_value))
-        builder.atomic_rmw("add", address, number(amount.literal_value), ordering="release")
+        address = data_pointer(context, builder, team, values[0], values[1])
+        builder.atomic_rmw("add", address, values[2], ordering="release")
         return context.get_dummy_value()
 
-    return types.void(team, place, amount), generate
+    return types.void(team, types.int64, types.int64), generate
 
 
 def _compare_and_swap(typing_context: Any, team: Any, place: Any, expected: Any, new: Any) -> Any:
     def generate(context: Any, builder: Builder, signature: Any, values: Any) -> Value:
-        address = data_pointer(context, builder, team, values[0], number(place.literal_value))
+        address = data_pointer(context, builder, team, values[0], values[1])
         swapped = builder.cmpxchg(address, values[2], values[3], ordering="acq_rel", failordering="acquire")
         return builder.extract_value(swapped, 1)
 
-    return types.boolean(team, place, types.int64, types.int64), generate
+    return types.boolean(team, types.int64, types.int64, types.int64), generate
 
 
 def _pause(typing_context: Any, let_others_run: Any) -> Any:
@@ -217,7 +239,8 @@ def _pause(typing_context: Any, let_others_run: Any) -> Any:
     return types.void(types.boolean), generate
 
 
-publish = instruction(_publish)
+describe = instruction(_describe)
+store_release = instruction(_store_release)
 call = instruction(_call)
 load_acquire = instruction(_load_acquire)
 add_release = instruction(_add_release)
