@@ -1,9 +1,9 @@
 """The whole decode step as one captured graph: advance, embedding, layers, head and sampling, replayed with one call.
 
 A graph has its sizes baked in, so there is one for each bucket of rows, of context lengths, and of whether all rows are
-greedy; it is captured when it is first needed. Rows that only fill a bucket up are not in use: they write no key and
-no value, and nobody reads what they sample. Everything that changes from step to step lies in the decode rows on the
-device (decode_rows.py), which the graph itself moves on.
+greedy and without penalties; it is captured when it is first needed. Rows that only fill a bucket up are not in use:
+they write no key and no value, and nobody reads what they sample. Everything that changes from step to step lies in the
+decode rows on the device (decode_rows.py), which the graph itself moves on.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class GraphKey(NamedTuple):
 
     rows: int
     max_context_len: int
-    all_greedy: bool
+    all_plain: bool  # every row takes the most likely token of its logits as they are
 
     def __str__(self) -> str:
-        return f"{self.rows} {'greedy' if self.all_greedy else 'sampled'} rows, contexts up to {self.max_context_len}"
+        return f"{self.rows} {'greedy' if self.all_plain else 'sampled'} rows, contexts up to {self.max_context_len}"
 
 
 class DecodeGraphs:
-    """Runs the decode steps that can be replayed: plain rows, and nothing beside them."""
+    """Runs the decode steps that can be replayed."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class DecodeGraphs:
         self._rows = DecodeRows(ops, device, self._layout, page_size=cache.page_size, vocab_limit=vocab_limit)
         self._graphs: dict[GraphKey, Graph] = {}
         self._looked_at: list[Sequence] = []
-        self._are_plain = False
+        self._can_all = False  # whether all of these can be replayed
         self.num_replays = 0
 
     @property
@@ -74,12 +74,12 @@ class DecodeGraphs:
         return self._graphs
 
     def takes(self, plan: Plan) -> bool:
-        """Whether the step can be replayed: decode rows alone, which all sample from the logits as they are."""
+        """Whether the step can be replayed: decode rows alone, of which nothing is wanted that only the host can do."""
         if plan.prompts or plan.page_copies:
             return False
         if plan.decodes != self._looked_at:
-            self._looked_at, self._are_plain = plan.decodes, all(map(_is_plain, plan.decodes))
-        return self._are_plain
+            self._looked_at, self._can_all = plan.decodes, all(map(_can_be_replayed, plan.decodes))
+        return self._can_all
 
     def leave(self) -> None:
         """A step ran in another way."""
@@ -91,7 +91,7 @@ class DecodeGraphs:
         key = GraphKey(
             bucket_of(len(plan.decodes), self._layout.max_rows),
             context_bucket(batches.max_context_len),
-            self._rows.all_greedy,
+            self._rows.all_plain,
         )
         graph = self._graphs.get(key) or self._add(key)
         try:
@@ -107,7 +107,8 @@ class DecodeGraphs:
         start = time.perf_counter()
 
         def warm_up() -> None:
-            self._step(RowArrays(self._layout, self._device, vocab_limit=self._vocab_limit), key)
+            counts = self._rows.arrays.counts  # which rows that are not in use leave alone
+            self._step(RowArrays(self._layout, self._device, counts=counts, vocab_limit=self._vocab_limit), key)
 
         graph = self._capture(lambda: self._step(self._rows.arrays, key), warm_up)
         milliseconds = (time.perf_counter() - start) * 1e3
@@ -119,11 +120,12 @@ class DecodeGraphs:
     def _step(self, rows: RowArrays, key: GraphKey) -> None:
         """What is captured: nothing here may depend on the values of a step."""
         batch, sampled = rows.batch(key.rows, key.max_context_len), rows.fields.sampled[: key.rows]
-        table = self._model.weights.embedding
-        x = self._ops.advance_rows(batch, sampled, table, page_size=self._cache.page_size)
+        table, page_size = self._model.weights.embedding, self._cache.page_size
+        counts = None if key.all_plain else rows.counts[: key.rows]
+        x = self._ops.advance_rows(batch, sampled, table, counts=counts, page_size=page_size)
         hidden = all_layers(self._ops, self._model, x, self._cache, batch)
         scores = self._ops.linear(hidden, self._model.weights.lm_head, norm=final_norm(self._model))
-        self._ops.sample_rows(scores, rows.sampling(key.rows), all_greedy=key.all_greedy, out=sampled)
+        self._ops.sample_rows(scores, rows.sampling(key.rows), all_plain=key.all_plain, out=sampled)
 
 
 def bucket_of(rows: int, max_rows: int) -> int:
@@ -143,8 +145,8 @@ def context_bucket(longest: int) -> int:
     return bucket
 
 
-def _is_plain(sequence: Sequence) -> bool:
-    """Whether the sequence samples from the logits as they are, and wants nothing but a token."""
+def _can_be_replayed(sequence: Sequence) -> bool:
+    """Whether nothing but penalties changes the logits of the sequence, and nothing but a token is wanted."""
     params = sequence.params
-    changed = params.repetition_penalty != 1.0 or params.changes_logits or sequence.guide is not None
+    changed = params.logit_bias or params.bad_word_ids or params.min_tokens or sequence.guide is not None
     return not changed and params.logprobs is None

@@ -3,12 +3,14 @@
 A step moves the rows on by itself (ReferenceOps.advance_rows), so the host sends only what it alone knows: the page
 that a row enters, and a sequence that joins, leaves or moves to another row. All of it lies in one array of words, and
 one upload with one launch changes any of them. The host has a copy, so as to send nothing that is there already.
+
+Beside the words lie the counts of tokens that penalties look at (row_sampling.py). A step counts the token that it
+runs. The host sends the others: all tokens of a row that joins, and those that a row got in another way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -18,19 +20,25 @@ from cupyllm.batch import Batch, BatchBuilder
 from cupyllm.device import Array, Device
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.plan import Plan
-from cupyllm.sampling_batch import GREEDY_BELOW, SamplingBatch, build_sampling_batch
+from cupyllm.row_sampling import RowSampling, count_width
+from cupyllm.sampling_batch import GREEDY_BELOW, fixed_parameters
 from cupyllm.sequence import PENDING, Sequence
 from cupyllm.unread import Unread
 
 # What a row has that is not in use: a token that exists, no slot to write to, and no context.
 UNUSED = {"token_ids": 0, "positions": 0, "slots": -1, "context_lens": 0}
-SAMPLING_FIELDS = ("seeds", "temperature", "top_k", "top_p", "min_p")
+# 8-byte numbers, two words each, lie first, because they must be aligned.
+LONG_FIELDS = {"seeds": np.uint64, "presence_penalty": np.float64, "frequency_penalty": np.float64}
+FLOAT_FIELDS = ("temperature", "top_p", "min_p", "repetition_penalty")
+SAMPLING_FIELDS = (*LONG_FIELDS, *FLOAT_FIELDS, "top_k")
 
 
 class RowFields(NamedTuple):
     """The parts of the array of words, each as what it holds of R rows; in the order in which they lie there."""
 
-    seeds: Array  # (R,) uint64, first because 8-byte numbers must be aligned
+    seeds: Array  # (R,) uint64
+    presence_penalty: Array  # (R,) float64
+    frequency_penalty: Array  # (R,) float64
     token_ids: Array  # (R,) int32
     positions: Array  # (R,) int32
     slots: Array  # (R,) int32
@@ -40,6 +48,7 @@ class RowFields(NamedTuple):
     top_k: Array  # (R,) int32
     top_p: Array  # (R,) float32
     min_p: Array  # (R,) float32
+    repetition_penalty: Array  # (R,) float32
     page_tables: Array  # (R, max_pages) int32; entries past the context may be anything
 
 
@@ -52,7 +61,8 @@ class RowLayout(NamedTuple):
     def starts(self) -> dict[str, int]:
         """The first word of each field, and under "end" how many words there are."""
         sizes = dict.fromkeys(RowFields._fields, self.max_rows)
-        sizes |= {"seeds": 2 * self.max_rows, "page_tables": self.max_rows * self.max_pages}
+        sizes |= dict.fromkeys(LONG_FIELDS, 2 * self.max_rows)
+        sizes["page_tables"] = self.max_rows * self.max_pages
         return dict(zip((*sizes, "end"), np.cumsum([0, *sizes.values()]).tolist(), strict=True))
 
     def fields(self, words: Array) -> RowFields:
@@ -60,9 +70,10 @@ class RowLayout(NamedTuple):
         starts = list(self.starts().values())
         parts = (words[start:end] for start, end in pairwise(starts))
         fields = RowFields(*parts)
-        floats = {name: getattr(fields, name).view(np.float32) for name in ("temperature", "top_p", "min_p")}
+        dtypes = {**LONG_FIELDS, **dict.fromkeys(FLOAT_FIELDS, np.float32)}
+        views = {name: getattr(fields, name).view(dtype) for name, dtype in dtypes.items()}
         tables = fields.page_tables.reshape(self.max_rows, self.max_pages)
-        return fields._replace(seeds=fields.seeds.view(np.uint64), page_tables=tables, **floats)
+        return fields._replace(page_tables=tables, **views)
 
     def unused_words(self) -> np.ndarray:
         """The words of rows that are not in use."""
@@ -76,11 +87,12 @@ class RowLayout(NamedTuple):
 class RowArrays:
     """Rows on the device, none of them in use at first, as what the ops read."""
 
-    def __init__(self, layout: RowLayout, device: Device, *, vocab_limit: int) -> None:
+    def __init__(self, layout: RowLayout, device: Device, *, counts: Array, vocab_limit: int) -> None:
         self.words = device.upload(layout.unused_words())
         self.fields = layout.fields(self.words)
+        self.counts = counts  # (max_rows, padded vocab_limit) uint32
         self._row_numbers = device.upload(np.arange(layout.max_rows + 1, dtype=np.int32))
-        self._no_sequences = build_sampling_batch([], vocab_limit=vocab_limit)
+        self._vocab_limit = vocab_limit
 
     def batch(self, rows: int, max_context_len: int) -> Batch:
         """The first rows, as a step's batch."""
@@ -98,11 +110,12 @@ class RowArrays:
             max_context_len=max_context_len,
         )
 
-    def sampling(self, rows: int) -> SamplingBatch:
-        """The first rows' sampling parameters, without penalties, offsets, masks and logprobs."""
+    def sampling(self, rows: int) -> RowSampling:
+        """The first rows' sampling parameters."""
         fields = {name: getattr(self.fields, name)[:rows] for name in SAMPLING_FIELDS}
         # The place of the token to be sampled, which is the counter of its random numbers, is behind the context.
-        return replace(self._no_sequences, **fields, positions=self.fields.context_lens[:rows])
+        positions = self.fields.context_lens[:rows]
+        return RowSampling(**fields, positions=positions, counts=self.counts[:rows], vocab_limit=self._vocab_limit)
 
 
 class DecodeRows:
@@ -115,17 +128,19 @@ class DecodeRows:
     def __init__(
         self, ops: ReferenceOps, device: Device, layout: RowLayout, *, page_size: int, vocab_limit: int
     ) -> None:
-        self.arrays = RowArrays(layout, device, vocab_limit=vocab_limit)
-        self.all_greedy = True  # whether every row in use takes the most likely token
+        counts = device.zeros((layout.max_rows, count_width(vocab_limit)), "float32").view(np.uint32)
+        self.arrays = RowArrays(layout, device, counts=counts, vocab_limit=vocab_limit)
+        self.all_plain = True  # whether every row in use takes the most likely token of its logits as they are
         self._ops = ops
         self._device = device
         self._layout = layout
         self._starts = layout.starts()
         self._page_size = page_size
         self._vocab_limit = vocab_limit
-        self._words = layout.unused_words()  # the device's, but for what steps write: see _catch_up
+        self._words = layout.unused_words()  # the device's, but for what steps write
         self._fields = layout.fields(self._words)
         self._sequences: list[Sequence] = []
+        self._is_counted = np.zeros(layout.max_rows, bool)  # rows whose counts hold the device's context
         self._has_tokens = False  # whether `sampled` holds the next token of all these sequences
         self._num_steps = 0  # that moved the rows on since the last change of sequences
 
@@ -156,6 +171,7 @@ class DecodeRows:
         self._has_tokens = False
         self._num_steps = 0
         self._fields.context_lens[: len(self._sequences)] = -1  # unlike any length, so that all are sent again
+        self._is_counted[:] = False
 
     def _enter_pages(self, entering: list[Sequence]) -> None:
         start, max_pages = self._starts["page_tables"], self._layout.max_pages
@@ -175,6 +191,7 @@ class DecodeRows:
         pending, changes = self._next_tokens(sequences, joined if had_tokens else range(len(sequences)))
         tokens = self._pending_tokens(pending, sequences, unread) if pending else None
         self._add_sampling(changes, sequences, joined)
+        self._count_tokens(sequences, joined)
         self._add_contexts(changes, batches)
         for row in range(len(sequences), len(before)):
             changes.add([self._starts[name] + row for name in UNUSED], list(UNUSED.values()))
@@ -182,7 +199,8 @@ class DecodeRows:
         if tokens is not None:
             self._ops.update_rows(self.arrays.words, *tokens)
         self._sequences = sequences
-        self.all_greedy = bool((self._fields.temperature[: len(sequences)] < GREEDY_BELOW).all())
+        is_greedy = self._fields.temperature[: len(sequences)] < GREEDY_BELOW
+        self.all_plain = bool((is_greedy & ~self._is_counted[: len(sequences)]).all())
 
     def _next_tokens(self, sequences: list[Sequence], rows: Seq[int]) -> tuple[list[int], _Changes]:
         """The rows whose token the host does not know, and the tokens of the others as changes."""
@@ -206,11 +224,37 @@ class DecodeRows:
         """The sampling parameters of rows whose sequence is another one."""
         if not joined:
             return
-        parameters = build_sampling_batch([sequences[row] for row in joined], vocab_limit=self._vocab_limit)
-        for name in SAMPLING_FIELDS:
-            words = getattr(parameters, name).view(np.int32).reshape(len(joined), -1)
+        params = [sequences[row].params for row in joined]
+        parameters = {
+            **fixed_parameters(params),
+            "seeds": np.array([sequences[row].seed for row in joined], np.uint64),
+            "presence_penalty": np.array([p.presence_penalty for p in params], np.float64),
+            "frequency_penalty": np.array([p.frequency_penalty for p in params], np.float64),
+        }
+        for name, values in parameters.items():
+            words = values.view(np.int32).reshape(len(joined), -1)
             places = np.array(joined)[:, None] * words.shape[1] + np.arange(words.shape[1])
             self._add_if_new(changes, name, places.reshape(-1), words.reshape(-1))
+
+    def _count_tokens(self, sequences: list[Sequence], joined: list[int]) -> None:
+        """Let the device count what penalties look at and it has not counted: all but the token that the step runs."""
+        self._is_counted[joined] = False
+        jobs: list[int] = []
+        tokens: list[int] = []
+        for row, sequence in enumerate(sequences):
+            if not sequence.params.penalises:
+                continue
+            counted = int(self._fields.context_lens[row]) if self._is_counted[row] else 0
+            first, num_outputs = len(tokens), sequence.num_output_tokens - 1
+            tokens += sequence.token_ids[counted:-1]
+            if len(tokens) > first:
+                output = max(len(tokens) - num_outputs, first)
+                jobs += [row, int(not self._is_counted[row]), first, output, len(tokens)]
+            self._is_counted[row] = True
+        if jobs:
+            sent = self._device.upload(np.array(jobs + tokens, np.int32))
+            parts = sent[: len(jobs)].reshape(-1, 5), sent[len(jobs) :]
+            self._ops.count_tokens(self.arrays.counts, *parts, vocab_limit=self._vocab_limit)
 
     def _add_contexts(self, changes: _Changes, batches: BatchBuilder) -> None:
         """Length and pages of every row's context, as they are before the step."""

@@ -13,7 +13,7 @@ thread.
 
 With overlap a step commits the tokens of the step before, while its own are still being computed: the device never
 waits for the host. A sequence that turns out to have ended then runs one token in vain, which is thrown away. Where the
-next choice depends on the last token (penalties, grammars, beams), it is read first.
+next choice depends on the last token (grammars, beams, penalties but for those of captured steps), it is read first.
 """
 
 from __future__ import annotations
@@ -237,8 +237,13 @@ class Engine:
 
     def _run(self, plan: Plan) -> StepResult:
         before, self._launched = self._launched, None
+        result = StepResult()
+        if before is not None and self.runner.must_be_told(plan):
+            result, before = self._commit(before), None
+            plan.decodes = list(self.scheduler.decoding)  # without those that turn out to have ended
         launched = self._launch(plan, before) if plan else None
-        result = StepResult() if before is None else self._commit(before)
+        if before is not None:
+            result = self._commit(before)
         if launched is None:
             return result
         if launched.must_be_read:

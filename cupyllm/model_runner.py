@@ -20,7 +20,7 @@ from cupyllm.ops.reference import ReferenceOps
 from cupyllm.plan import Plan
 from cupyllm.prompt_reader import PromptReader
 from cupyllm.sampling_batch import SamplingBatchBuilder, find_dead_end
-from cupyllm.sequence import Sequence
+from cupyllm.sequence import PENDING, Sequence
 from cupyllm.unread import Sampled, Unread
 
 
@@ -62,6 +62,12 @@ class ModelRunner:
     def must_know_tokens(self) -> bool:
         """Whether some row that was sampled last needs to know its token before the next one can be sampled."""
         return self._sampling.changes_by_step
+
+    def must_be_told(self, plan: Plan) -> bool:
+        """Whether the host must read tokens before the step can be launched: where it penalises them one by one."""
+        if self.graphs is None or self.graphs.takes(plan):
+            return False
+        return any(sequence.params.penalises and sequence.token_ids[-1] == PENDING for sequence in plan.decodes)
 
     def run(self, plan: Plan, unread: Unread | None) -> Computed:
         """Write the keys and values of the planned tokens, and read the prompts among them."""

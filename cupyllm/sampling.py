@@ -129,8 +129,13 @@ class SamplingParams:
     @cached_property
     def changes_logits(self) -> bool:
         """Whether anything but the repetition penalty is to change the logits, now or in a later step."""
-        penalised = self.presence_penalty != 0 or self.frequency_penalty != 0
-        return penalised or bool(self.logit_bias or self.bad_word_ids or self.min_tokens or self.is_guided)
+        by_count = self.presence_penalty != 0 or self.frequency_penalty != 0
+        return by_count or bool(self.logit_bias or self.bad_word_ids or self.min_tokens or self.is_guided)
+
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens of prompt or output become more or less likely by having come before."""
+        return self.repetition_penalty not in (None, 1.0) or self.presence_penalty != 0 or self.frequency_penalty != 0
 
     @property
     def is_guided(self) -> bool:

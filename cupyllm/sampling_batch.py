@@ -140,11 +140,7 @@ def build_sampling_batch(sequences: Sequence[SampledSequence], *, vocab_limit: i
     given = [mask for mask in masks if mask is not None]
     wanted = [p.logprobs for p in params if p.logprobs is not None]
     return SamplingBatch(
-        temperature=np.array([p.temperature for p in params], np.float32),
-        top_k=np.array([max(p.top_k or 0, 0) for p in params], np.int32),
-        top_p=np.array([p.top_p for p in params], np.float32),
-        min_p=np.array([p.min_p for p in params], np.float32),
-        repetition_penalty=np.array([p.repetition_penalty for p in params], np.float32),
+        **fixed_parameters(params),
         penalty_starts=_starts(penalised),
         penalty_ids=np.array([token_id for ids in penalised for token_id in ids], np.int32),
         offset_starts=_starts(offsets),
@@ -177,6 +173,17 @@ def find_dead_end(sequence: SampledSequence, vocab_limit: int) -> DeadEndError |
         "bad_words forbids every token that could come next; leave some of them out, or allow more tokens",
         param="bad_words",
     )
+
+
+def fixed_parameters(params: Sequence[SamplingParams]) -> dict[str, np.ndarray]:
+    """The parameters of rows that are the same for every token, as a SamplingBatch has them."""
+    return {
+        "temperature": np.array([p.temperature for p in params], np.float32),
+        "top_k": np.array([max(p.top_k or 0, 0) for p in params], np.int32),
+        "top_p": np.array([p.top_p for p in params], np.float32),
+        "min_p": np.array([p.min_p for p in params], np.float32),
+        "repetition_penalty": np.array([p.repetition_penalty for p in params], np.float32),
+    }
 
 
 def row_logprobs(found: TopLogprobs, row: int, count: int) -> TokenLogprobs:

@@ -1,9 +1,10 @@
 // Purpose
 //   Begin a decode step by itself: every row takes the token that was sampled for it in the step before, one position
-//   further on, and its embedding. The host sends nothing.
+//   further on, and its embedding. The host sends nothing. Tokens are counted, too, where a row may have a penalty.
 // Computes
 //   for every row r in use: n = context_lens[r];  token_ids[r] = sampled[r];  positions[r] = n;
-//   slots[r] = page_tables[r, n / page_size] * page_size + n % page_size;  context_lens[r] = n + 1
+//   slots[r] = page_tables[r, n / page_size] * page_size + n % page_size;  context_lens[r] = n + 1;
+//   counts[r, sampled[r]] += 2
 //   A row whose context_lens is 0 is not in use and stays as it is.
 //   for every row x[r, :] = table[token_ids[r], :] as float32; a token outside the table gives a row of NaN
 //   Twin: ReferenceOps.advance_rows
@@ -15,6 +16,7 @@
 //   positions      (R,)             int32          written
 //   slots          (R,)             int32          written
 //   context_lens   (R,)             int32          written   and read first: tokens in the cache before the step
+//   counts         (R, W)           uint32         written   and read first, at the token; null where none are kept
 //   x              (R, C)           float32        written
 // Constants
 //   ELEMENT_BF16   0 or 1: the table's type
@@ -24,7 +26,7 @@
 //       thread      0         1         2
 //       columns   0 .. 7    8 .. 15   16 .. 23      16 bytes a lane in, 32 bytes out
 // Bytes
-//   4 bytes a row for each array of rows, 8 for context_lens; table 2 * R * C, x 4 * R * C
+//   4 bytes a row for each array of rows, 8 for context_lens and for counts; table 2 * R * C, x 4 * R * C
 //   Example: least_bytes(R=64, C=3584) totals 1,378,048 bytes: 0.29 us at the 4.8 TB/s of an H200
 // Numerics
 //   integers; every fp16 and bf16 value is a float32
@@ -46,8 +48,9 @@ extern "C" __global__ void __launch_bounds__(256) advance_rows(
     int* __restrict__ positions,          // (R,)
     int* __restrict__ slots,              // (R,)
     int* __restrict__ context_lens,       // (R,)
+    u32* __restrict__ counts,             // (R, W)
     float* __restrict__ x,                // (R, C)
-    int max_pages, int page_size, int V, int C) {
+    int max_pages, int page_size, int W, int V, int C) {
     // 1 locate
     long long r = blockIdx.x;
     int position = context_lens[r];
@@ -61,6 +64,7 @@ extern "C" __global__ void __launch_bounds__(256) advance_rows(
         positions[r] = position;
         slots[r] = page * page_size + position % page_size;
         context_lens[r] = position + 1;
+        if (counts && token >= 0 && token < W) counts[r * W + token] += 2;
     }
 
     // 3 look the embedding up

@@ -139,10 +139,13 @@ __device__ __forceinline__ uint4 pack_8(float4 a, float4 b) {
 }
 
 // Four neighbours x[first] .. x[first + 3] of an array of `size` floats; -infinity stands for what lies past its end. By
-// one 16-byte load where the array allows it. `first` must be a multiple of 4.
+// one 16-byte load where the array allows it, through the read-only path unless the kernel CHANGES the array. `first`
+// must be a multiple of 4.
+template <bool CHANGES = false>
 __device__ __forceinline__ float4 load_4_floats(const float* x, int first, int size) {
     if (first + 4 <= size && reinterpret_cast<unsigned long long>(x) % 16 == 0) {
-        return __ldg(reinterpret_cast<const float4*>(x + first));
+        const float4* x4 = reinterpret_cast<const float4*>(x + first);
+        return CHANGES ? *x4 : __ldg(x4);
     }
     return make_float4(first < size ? x[first] : NEGATIVE_INFINITY, first + 1 < size ? x[first + 1] : NEGATIVE_INFINITY,
                        first + 2 < size ? x[first + 2] : NEGATIVE_INFINITY,

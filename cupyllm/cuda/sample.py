@@ -5,6 +5,8 @@
     adjust_logits                             before these, when some row has a penalty, an offset or a mask
     group_maxima, top_logprobs                after these, when some row wants log-probabilities
 
+In a captured step group_maxima does what adjust_logits does for penalties, by counts that stay on the device.
+
 The launches depend only on what the host knows when it builds the batch, never on values on the device. A captured
 graph of them replays with other parameters when the arrays of its SamplingArrays are overwritten in place.
 """
@@ -19,6 +21,7 @@ import numpy as np
 from cupyllm.cuda import adjust_logits, argmax, draw, group_maxima, top_logprobs
 from cupyllm.cuda.loader import KernelLoader
 from cupyllm.device import Array
+from cupyllm.row_sampling import RowSampling
 from cupyllm.sampling_batch import GREEDY_BELOW, SampleResult, SamplingBatch, TopLogprobs
 
 
@@ -52,7 +55,7 @@ _FIELDS = tuple(RowParameters.__dataclass_fields__)
 class SamplingArrays:
     """A SamplingBatch on the device, and what the host knows of it: that alone decides the launches."""
 
-    rows: RowParameters | SamplingBatch | None  # None when nothing reads them: all rows greedy, and no logits changed
+    rows: RowParameters | None  # None when nothing reads them: all rows greedy, and no logits changed
     all_greedy: bool
     changes_logits: bool
     num_logprobs: int  # -1 when none wants logprobs
@@ -91,19 +94,30 @@ def token_logprobs(
     return TopLogprobs(*top_logprobs.launch(loader, logits, N, index, token_ids, count))
 
 
-def choose(loader: KernelLoader, logits: Array, N: int, sampling: SamplingArrays, *, out: Array | None = None) -> Array:
-    """The chosen token ids: (R,) int32, in `out` if it is given."""
+def choose(loader: KernelLoader, logits: Array, N: int, sampling: SamplingArrays) -> Array:
+    """The chosen token ids: (R,) int32."""
     rows = sampling.rows
     if rows is None:
-        return argmax.launch(loader, logits, N, out=out)
+        return argmax.launch(loader, logits, N)
     if sampling.changes_logits:
         changes = {name: getattr(rows, name) for name in adjust_logits.CHANGES}
         logits = adjust_logits.launch(loader, logits, N, **changes)
     if sampling.all_greedy:
-        return argmax.launch(loader, logits, N, out=out)
+        return argmax.launch(loader, logits, N)
     index = group_maxima.launch(loader, logits, N, rows.temperature)
-    token_ids, _ = draw.launch(loader, logits, N, index, **{name: getattr(rows, name) for name in DRAWN_BY}, out=out)
+    token_ids, _ = draw.launch(loader, logits, N, index, **{name: getattr(rows, name) for name in DRAWN_BY})
     return token_ids
+
+
+def choose_of_rows(loader: KernelLoader, logits: Array, rows: RowSampling, *, all_plain: bool, out: Array) -> None:
+    """ReferenceOps.sample_rows, over arrays on the device."""
+    N = min(logits.shape[1], rows.vocab_limit)
+    if all_plain:
+        argmax.launch(loader, logits, N, out=out)
+        return
+    penalties = {name: getattr(rows, name) for name in group_maxima.PENALTIES}
+    index = group_maxima.launch(loader, logits, N, rows.temperature, penalties)
+    draw.launch(loader, logits, N, index, **{name: getattr(rows, name) for name in DRAWN_BY}, out=out)
 
 
 def _upload_rows(sampling: SamplingBatch, upload: Callable[[np.ndarray], Array]) -> RowParameters:

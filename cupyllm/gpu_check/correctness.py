@@ -33,14 +33,15 @@ def variants(num_multiprocessors: int) -> dict[str, list[Variant]]:
     vocabularies: list[Variant] = [{}, {"R": 3, "N": VOCABULARY}]
     return {
         "adjust_logits": vocabularies,
-        "advance_rows": [*_combine(dtype=DTYPES), {"R": 1, "page_size": 32}, {"R": 64, "C": 3584}],
+        "advance_rows": [*_combine(dtype=DTYPES), {"R": 1, "page_size": 32}, {"R": 64, "C": 3584, "counted": False}],
         "argmax": vocabularies,
         "copy_pages": [{}, {"page_size": 32, "D": 128}],
+        "count_tokens": [{}, {"N": VOCABULARY, "M": 30_000}],
         "draw": vocabularies,
         "embedding": _combine(dtype=(*DTYPES, "float32")),
         "fill_tokens": [{}, {"T": 1}],
         "gemv": _gemv(num_multiprocessors),
-        "group_maxima": vocabularies,
+        "group_maxima": _combine(N=(1501, VOCABULARY), penalties=(False, True)),
         "paged_attention_decode": _decode_attention(),
         "paged_attention_prefill": _prefill_attention(),
         "rms_norm": [{}, {"T": 64, "C": 3584}, {"C": 1028, "scale": 1e-3}, {"scale": 1e4}],

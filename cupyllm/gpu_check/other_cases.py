@@ -11,6 +11,7 @@ from cupyllm.cuda import (
     advance_rows,
     argmax,
     copy_pages,
+    count_tokens,
     draw,
     embedding,
     fill_tokens,
@@ -31,6 +32,7 @@ from cupyllm.gpu_check.kernels import KernelCase, Make
 from cupyllm.gpu_check.measure import Arrays
 from cupyllm.model_config import ModelConfig
 from cupyllm.ops.reference import Norm
+from cupyllm.row_sampling import count_width
 from cupyllm.simulator.cost_model import pairs_up_to
 
 PAGE_SIZE = 16
@@ -72,7 +74,9 @@ def row_cases(model: str, config: ModelConfig) -> Iterator[KernelCase]:
         page_size = 2**20  # the rows move on with every launch and must not come to the end of their pages
         moved = {name: _indices(arrays, [1] * ROWS) for name in ("token_ids", "positions", "slots", "context_lens")}
         table = arrays.elements.take(V, C)
-        return lambda: advance_rows.launch(arrays.gpu.loader, sampled, tables, table, **moved, page_size=page_size)
+        return lambda: advance_rows.launch(
+            arrays.gpu.loader, sampled, tables, table, **moved, counts=None, page_size=page_size
+        )
 
     def copy(arrays: Arrays) -> Launch:
         keys, values = (arrays.elements.take(2 * ROWS, PAGE_SIZE, KH, D) for _ in range(2))
@@ -127,6 +131,8 @@ def sampling_cases(model: str, config: ModelConfig) -> Iterator[KernelCase]:
 
     yield case("adjust_logits", adjust_logits.least_bytes(R, N, 0, masked=R), "adjust_logits")
     yield case("argmax", argmax.least_bytes(R, N), "argmax")
+    joined = count_tokens.least_bytes(J=1, N=N, M=1000, cleared=1)
+    yield KernelCase("count_tokens", f"{model}.J1", sum(joined.values()), _counting(N))
     yield case("draw", draw.least_bytes(R, N), "draw")
     yield case("group_maxima", group_maxima.least_bytes(R, N), "group_maxima")
     yield case("top_logprobs", top_logprobs.least_bytes(R, N, LOGPROBS), "top_logprobs")
@@ -194,6 +200,17 @@ def _sampling(arrays: Arrays, R: int, N: int) -> dict[str, Launch]:
         "group_maxima": lambda: group_maxima.launch(loader, logits, N, temperature),
         "top_logprobs": lambda: top_logprobs.launch(loader, logits, N, plain_index, positions, LOGPROBS),
     }
+
+
+def _counting(N: int) -> Make:
+    """A row that joins with 1000 tokens."""
+
+    def make(arrays: Arrays) -> Launch:
+        counts = arrays.floats.take(1, count_width(N)).view(np.uint32)
+        jobs, tokens = _indices(arrays, [(0, 1, 0, 500, 1000)]), _indices(arrays, arrays.rng.integers(0, N, 1000))
+        return lambda: count_tokens.launch(arrays.gpu.loader, counts, jobs, tokens, vocab_limit=N)
+
+    return make
 
 
 def _adjusting(arrays: Arrays, logits: Array) -> Launch:

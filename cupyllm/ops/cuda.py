@@ -12,6 +12,7 @@ from cupyllm.batch import Batch
 from cupyllm.cuda import (
     advance_rows,
     copy_pages,
+    count_tokens,
     embedding,
     fill_tokens,
     gemv,
@@ -32,6 +33,7 @@ from cupyllm.device import Array, Device
 from cupyllm.errors import DeviceError
 from cupyllm.model_config import ModelConfig
 from cupyllm.ops.reference import Norm, ReferenceOps
+from cupyllm.row_sampling import RowSampling
 from cupyllm.sampling_batch import SampleResult, SamplingBatch, TopLogprobs
 
 
@@ -139,20 +141,25 @@ class CudaOps(ReferenceOps):
         """fill_tokens.cu"""
         return fill_tokens.launch(self.loader, token_ids, sampled, rows)
 
-    def advance_rows(self, batch: Batch, sampled: Array, table: Array, *, page_size: int) -> Array:
+    def advance_rows(
+        self, batch: Batch, sampled: Array, table: Array, *, counts: Array | None, page_size: int
+    ) -> Array:
         """advance_rows.cu"""
         moved = {"token_ids": batch.token_ids, "positions": batch.positions, "slots": batch.slots}
-        arrays = {**moved, "context_lens": batch.context_lens}
+        arrays = {**moved, "context_lens": batch.context_lens, "counts": counts}
         return advance_rows.launch(self.loader, sampled, batch.page_tables, table, **arrays, page_size=page_size)
 
     def update_rows(self, words: Array, places: Array, values: Array) -> None:
         """update_rows.cu"""
         update_rows.launch(self.loader, words, places, values)
 
-    def sample_rows(self, logits: Array, sampling: SamplingBatch, *, all_greedy: bool, out: Array) -> None:
-        """The sampling kernels that leave the logits as they are (cuda/sample.py)"""
-        arrays = sample.SamplingArrays(sampling, all_greedy, False, -1, sampling.vocab_limit)
-        sample.choose(self.loader, logits, min(logits.shape[1], sampling.vocab_limit), arrays, out=out)
+    def count_tokens(self, counts: Array, jobs: Array, tokens: Array, *, vocab_limit: int) -> None:
+        """count_tokens.cu"""
+        count_tokens.launch(self.loader, counts, jobs, tokens, vocab_limit=vocab_limit)
+
+    def sample_rows(self, logits: Array, rows: RowSampling, *, all_plain: bool, out: Array) -> None:
+        """argmax.cu, or group_maxima.cu and draw.cu (cuda/sample.py)"""
+        sample.choose_of_rows(self.loader, logits, rows, all_plain=all_plain, out=out)
 
     def sample(self, logits: Array, sampling: SamplingBatch) -> SampleResult:
         """The sampling kernels (cuda/sample.py); the result stays on the device"""

@@ -17,6 +17,7 @@ import numpy as np
 from cupyllm.batch import Batch
 from cupyllm.device import Array
 from cupyllm.ops.sample_reference import sample_row, top_logprobs
+from cupyllm.row_sampling import IN_OUTPUT, IN_PROMPT, RowSampling, sampling_batch
 from cupyllm.sampling_batch import GREEDY_BELOW, SampleResult, SamplingBatch, TopLogprobs
 
 # What is larger than a CPU's cache is worked on in tiles of rows of about this many numbers (2 MiB).
@@ -146,11 +147,14 @@ class ReferenceOps:
         """
         return np.where(rows >= 0, sampled[rows], token_ids)
 
-    def advance_rows(self, batch: Batch, sampled: Array, table: Array, *, page_size: int) -> Array:
+    def advance_rows(
+        self, batch: Batch, sampled: Array, table: Array, *, counts: Array | None, page_size: int
+    ) -> Array:
         """Move the decode rows of `batch` on in place: each takes its sampled token (R,), one position further on.
 
-        Its context_lens are those before the step. A row where it is 0 is not in use and stays as it is. Returns the
-        embeddings of all rows' tokens, from the table (V, C): (R, C).
+        Its context_lens are those before the step. A row where it is 0 is not in use and stays as it is. The tokens are
+        counted in `counts`, those of a RowSampling, as output. Returns the embeddings of all rows' tokens, from the
+        table (V, C): (R, C).
         """
         rows = np.flatnonzero(batch.context_lens)
         positions = batch.context_lens[rows]
@@ -158,18 +162,35 @@ class ReferenceOps:
         batch.positions[rows] = positions
         batch.slots[rows] = batch.page_tables[rows, positions // page_size] * page_size + positions % page_size
         batch.context_lens[rows] += 1
+        if counts is not None:
+            counted = rows[(sampled[rows] >= 0) & (sampled[rows] < counts.shape[1])]
+            counts[counted, sampled[counted]] += IN_OUTPUT
         return self.embedding(batch.token_ids, table)
 
     def update_rows(self, words: Array, places: Array, values: Array) -> None:
         """Change decode rows in place: words[places[i]] = values[i]. (W,), (N,), (N,) int32"""
         words[places] = values
 
-    def sample_rows(self, logits: Array, sampling: SamplingBatch, *, all_greedy: bool, out: Array) -> None:
-        """What `sample` chooses, written to `out` (R,) int32: for rows whose parameters lie where the logits do.
+    def count_tokens(self, counts: Array, jobs: Array, tokens: Array, *, vocab_limit: int) -> None:
+        """Count tokens of rows in place: (R, W) uint32, as a RowSampling has them. jobs is (J, 5), tokens (M,) int32.
 
-        They must have no penalty, offset or mask. `all_greedy` says that no temperature in use is above zero.
+        A job is a row, whether it is cleared first, and where in `tokens` those of its prompt begin, where those of its
+        output begin, and where they end. Ids from vocab_limit on are not counted.
         """
-        out[:] = self.sample(logits, sampling).token_ids
+        for row, clears, first, output, end in jobs.tolist():
+            if clears:
+                counts[row] = 0
+            of_prompt, of_output = tokens[first:output], tokens[output:end]
+            counts[row, of_prompt[of_prompt < vocab_limit]] |= np.uint32(IN_PROMPT)
+            np.add.at(counts[row], of_output[of_output < vocab_limit], IN_OUTPUT)
+
+    def sample_rows(self, logits: Array, rows: RowSampling, *, all_plain: bool, out: Array) -> None:
+        """What `sample` chooses, written to `out` (R,) int32, by parameters that lie where the logits do.
+
+        `all_plain` says that every row in use takes the most likely token of its logits as they are. The logits may be
+        changed.
+        """
+        out[:] = self.sample(logits, sampling_batch(rows)).token_ids
 
     def sample(self, logits: Array, sampling: SamplingBatch) -> SampleResult:
         """Choose the next token of every row: (R, V) -> (R,) ids, with logprobs where they are wanted.

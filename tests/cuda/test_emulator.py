@@ -232,6 +232,20 @@ def test_atomics_of_many_blocks_add_up(mode: compiler_module.Mode) -> None:
     assert (float(total[0]), int(wrapped[0])) == (n / 2, n % 10)
 
 
+@pytest.mark.parametrize(("kind", "letter", "dtype"), [("float", "f", np.float32), ("double", "d", np.float64)])
+def test_sums_and_products_rounded_one_by_one_are_never_fused(kind: str, letter: str, dtype: type) -> None:
+    text = f"""extern "C" __global__ void k(const {kind}* x, {kind}* y) {{
+        int i = threadIdx.x;
+        y[i] = __{letter}add_rn(x[i], __{letter}mul_rn(x[i + 32], x[i + 64]));
+        y[i + 32] = __{letter}sub_rn(x[i], __{letter}mul_rn(x[i + 32], x[i + 64]));
+    }}"""
+    x = np.random.default_rng(0).standard_normal((3, 32)).astype(dtype)
+    x[0] = -x[1] * x[2]  # of which only the rounding of the product is left
+    y = guarded_empty((2, 32), dtype)
+    kernel_of(text)((1,), (32,), (guarded_copy(x), y))
+    np.testing.assert_array_equal(y, [np.zeros(32), 2 * x[0]])
+
+
 def test_half_and_bfloat16_convert_as_ieee_says() -> None:
     bits = np.arange(65536, dtype=np.uint16)
     x = np.concatenate(

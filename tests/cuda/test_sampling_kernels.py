@@ -18,15 +18,16 @@ from kernel_case import EPSILON, CheckedLaunches, total_bytes
 from cupyllm.cuda import adjust_logits, argmax, draw, group_maxima, top_logprobs
 from cupyllm.cuda.emulator import guarded_copy
 from cupyllm.cuda.loader import KernelLoader, emulated_loader
-from cupyllm.cuda.sample import sample, upload_sampling
+from cupyllm.cuda.sample import choose_of_rows, sample, upload_sampling
 from cupyllm.errors import DeviceError
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.ops.sample_reference import adjusted, candidates
 from cupyllm.philox import token_uniforms
+from cupyllm.row_sampling import RowSampling
 from cupyllm.sampling_batch import SampleResult, SamplingBatch, build_sampling_batch
 from cupyllm.sequence import Sequence
 from cupyllm.token_guide import AllowedIds
-from tests.sampling_case import row
+from tests.sampling_case import on_the_device, penalised_rows, row
 
 V = 50
 QWEN_V = 151_936
@@ -482,6 +483,44 @@ def test_any_mix_of_parameters_keeps_and_draws_what_the_reference_does(
 
 
 # ---- Launches, bytes and refusals -----------------------------------------------------------------------------------
+
+
+# ---- Rows that stay on the device -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(penalised_rows(), st.integers(0, 99))
+def test_rows_penalised_by_counts_get_the_bits_and_tokens_of_rows_penalised_by_lists(
+    rows: list[Sequence], seed: int
+) -> None:
+    N = 18  # ids 18 and 19, which come in the rows, have no token
+    logits, sampling = lively(len(rows), 21, seed), build_sampling_batch(rows, vocab_limit=N)
+    expected = logits.copy()
+    for r in range(len(rows)):
+        expected[r, :N] = adjusted(logits[r, :N], sampling, r)
+    there, out = guarded_copy(logits), guarded_copy(np.full(len(rows), -9, np.int32))
+    arrays = {
+        name: guarded_copy(array)
+        for name, array in vars(on_the_device(rows, vocab_limit=N)).items()
+        if name != "vocab_limit"
+    }
+    choose_of_rows(CHECK, there, RowSampling(**arrays, vocab_limit=N), all_plain=False, out=out)
+    np.testing.assert_array_equal(there.view(np.int32), expected.view(np.int32))
+    assert out.tolist() == ReferenceOps().sample(logits, sampling).token_ids.tolist()
+
+
+@pytest.mark.parametrize("num_penalised", [0, 2])
+def test_counts_are_read_once_for_rows_with_a_penalty_and_not_for_others(num_penalised: int) -> None:
+    launches, logits = CheckedLaunches(), np.repeat(like_a_model(1), 3, axis=0)
+    rows = [row(k, [5, 7], repetition_penalty=1.2 if k < num_penalised else 1.0) for k in range(3)]
+    there = on_the_device(rows, vocab_limit=QWEN_V)
+    choose_of_rows(launches.loader, logits, there, all_plain=False, out=np.zeros(3, np.int32))
+    index, _ = launches.reports
+    least = group_maxima.least_bytes(3, QWEN_V, penalised=num_penalised)
+    written = {"logits": 2 * 4 * num_penalised}  # two tokens of the prompt
+    expected = {name: count + written.get(name, 0) for name, count in least.items()}
+    assert {name: total_bytes(index).get(name, 0) for name in expected} == expected
+    assert index.argument("logits").read.efficiency == 1.0
 
 
 def launched(*rows: Sequence, logits: np.ndarray | None = None) -> CheckedLaunches:

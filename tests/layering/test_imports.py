@@ -26,6 +26,7 @@ ALLOWED = {
     "batch": {"plan", "sequence"},
     "sampling": {"errors", "model_config", "token_guide"},
     "sampling_batch": {"errors", "sampling", "token_guide"},
+    "row_sampling": {"sampling_batch"},
     "prompt_readout": {"sampling_batch"},
     "step_result": {"beam_search", "sampling_batch", "sequence"},
     "kv_cache": {"device", "model_config"},
@@ -34,7 +35,7 @@ ALLOWED = {
     "beam_rows": {"beam_search", "sampling_batch", "scheduler", "sequence"},
     "admission": {"beam_search", "errors", "model_config", "sampling", "sequence", "token_guide"},
     "unread": {"device", "sampling_batch", "sequence"},
-    "decode_rows": {"batch", "device", "ops", "plan", "sampling_batch", "sequence", "unread"},
+    "decode_rows": {"batch", "device", "ops", "plan", "row_sampling", "sampling_batch", "sequence", "unread"},
     "decode_graphs": {
         "batch", "decode_rows", "device", "kv_cache", "model", "ops", "plan", "sequence", "unread",
     },

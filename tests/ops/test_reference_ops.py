@@ -9,9 +9,6 @@ import pytest
 
 from cupyllm.batch import Batch
 from cupyllm.ops.reference import Norm, ReferenceOps, hidden_keys
-from cupyllm.sampling import SamplingParams
-from cupyllm.sampling_batch import build_sampling_batch
-from cupyllm.sequence import Sequence
 
 OPS = ReferenceOps()
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}
@@ -192,7 +189,7 @@ def test_rows_in_use_move_on_and_the_others_stay() -> None:
         page_tables=page_tables,
     )
     table = np.arange(200, dtype=np.float32).reshape(100, 2)
-    x = OPS.advance_rows(batch, np.array([21, 22, 23, 24], np.int32), table, page_size=4)
+    x = OPS.advance_rows(batch, np.array([21, 22, 23, 24], np.int32), table, counts=None, page_size=4)
     np.testing.assert_array_equal(batch.token_ids, [21, 22, 99, 24])
     np.testing.assert_array_equal(x, [[42, 43], [44, 45], [198, 199], [48, 49]])
     np.testing.assert_array_equal(batch.positions, [4, 11, 50, 1])
@@ -200,17 +197,26 @@ def test_rows_in_use_move_on_and_the_others_stay() -> None:
     np.testing.assert_array_equal(batch.context_lens, [5, 12, 0, 2])
 
 
+def test_tokens_of_rows_that_move_on_are_counted_where_they_have_a_count() -> None:
+    batch = make_batch([(0, 1)] * 4, [[0]] * 4, page_size=4)._replace(
+        context_lens=np.array([1, 2, 0, 3], np.int32), token_ids=np.zeros(4, np.int32), slots=np.zeros(4, np.int32)
+    )
+    counts = np.full((4, 8), 5, np.uint32)
+    OPS.advance_rows(batch, np.array([6, -1, 6, 8], np.int32), np.zeros((9, 2)), counts=counts, page_size=4)
+    expected = np.full((4, 8), 5)
+    expected[0, 6] = 7  # the others: a failed row, one that is not in use, an id past the counts
+    np.testing.assert_array_equal(counts, expected)
+
+
+def test_tokens_are_counted_as_prompt_and_as_output() -> None:
+    counts = np.full((3, 8), 9, np.uint32)
+    tokens = np.array([4, 4, 7, 6, 4, 4, 5, 5, 0], np.int32)
+    # Row 2 is cleared and gets a prompt of 4, 4, 7, 6 and an output of 4, 4; row 0 gets an output of 5, 5, 0.
+    OPS.count_tokens(counts, np.array([(2, 1, 0, 4, 6), (0, 0, 6, 6, 9)], np.int32), tokens, vocab_limit=7)
+    np.testing.assert_array_equal(counts, [[11, 9, 9, 9, 9, 13, 9, 9], [9] * 8, [0, 0, 0, 0, 5, 0, 1, 0]])
+
+
 def test_words_of_rows_are_changed_in_place() -> None:
     words = np.arange(5, dtype=np.int32)
     OPS.update_rows(words, np.array([4, 1], np.int32), np.array([-7, 9], np.int32))
     np.testing.assert_array_equal(words, [0, 9, 2, 3, -7])
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_rows_are_sampled_into_an_array_as_sample_samples_them(temperature: float) -> None:
-    params = SamplingParams(temperature=temperature, top_k=4, top_p=0.9, min_p=0.01, repetition_penalty=1.0)
-    sequences = [Sequence(n, [n] * 5, 2, params, n, 9, frozenset()) for n in range(6)]
-    sampling, out = build_sampling_batch(sequences, vocab_limit=30), np.full(6, -9, np.int32)
-    scores = random(6, 32) * 3
-    OPS.sample_rows(scores, sampling, all_greedy=temperature == 0, out=out)
-    np.testing.assert_array_equal(out, OPS.sample(scores, sampling).token_ids)

@@ -16,6 +16,7 @@ from .linear import gemv_example, round_rows_example, skinny_gemm_example, tile_
 from .rows import (
     advance_rows_example,
     copy_pages_example,
+    count_tokens_example,
     embedding_example,
     fill_tokens_example,
     rms_norm_example,
@@ -38,6 +39,7 @@ EXAMPLES: Mapping[str, Example] = {
     "advance_rows": advance_rows_example,
     "argmax": argmax_example,
     "copy_pages": copy_pages_example,
+    "count_tokens": count_tokens_example,
     "draw": draw_example,
     "embedding": embedding_example,
     "fill_tokens": fill_tokens_example,

@@ -8,6 +8,7 @@ from cupyllm.batch import Batch
 from cupyllm.cuda import (
     advance_rows,
     copy_pages,
+    count_tokens,
     embedding,
     fill_tokens,
     rms_norm,
@@ -19,6 +20,7 @@ from cupyllm.cuda.examples.case import EPSILON, ExampleRun, Output, Place, rando
 from cupyllm.cuda.loader import KernelLoader
 from cupyllm.ops.reference import Norm, ReferenceOps
 from cupyllm.rope import RopeConfig, cos_sin_table
+from cupyllm.row_sampling import count_width
 
 _REFERENCE = ReferenceOps()
 
@@ -76,10 +78,17 @@ def fill_tokens_example(loader: KernelLoader, place: Place, *, T: int = 300) -> 
 
 
 def advance_rows_example(
-    loader: KernelLoader, place: Place, *, R: int = 60, C: int = 264, page_size: int = 16, dtype: str = "bfloat16"
+    loader: KernelLoader,
+    place: Place,
+    *,
+    R: int = 60,
+    C: int = 264,
+    page_size: int = 16,
+    dtype: str = "bfloat16",
+    counted: bool = True,
 ) -> ExampleRun:
     """Rows with shuffled pages; every fourth is not in use, and its pages are nowhere. Some enter their last page, and
-    the sampling of one failed.
+    the sampling of one failed. Tokens are `counted` up to id 479.
     """
     rng, max_pages = np.random.default_rng(0), 5
     context_lens = rng.integers(1, max_pages * page_size, R).astype(np.int32)
@@ -95,13 +104,37 @@ def advance_rows_example(
     own = {name: place.upload(array) for name, array in rows.items()}
     wanted = {name: array.copy() for name, array in rows.items()}
     constant = (place.upload(array) for array in (sampled, page_tables, table))
-    x = place.download(advance_rows.launch(loader, *constant, **own, page_size=page_size))
+    counts = rng.integers(0, 9, (R, 480), np.uint32) if counted else None
+    there = None if counts is None else place.upload(counts.copy())
+    x = place.download(advance_rows.launch(loader, *constant, **own, counts=there, page_size=page_size))
     batch = _batch(wanted["positions"], wanted["slots"])._replace(page_tables=page_tables, **wanted)
-    expected = _REFERENCE.advance_rows(batch, sampled, to_floats(table), page_size=page_size)
+    expected = _REFERENCE.advance_rows(batch, sampled, to_floats(table), counts=counts, page_size=page_size)
     expected[wanted["token_ids"] < 0] = np.nan
-    outputs = tuple(Output(name, place.download(own[name]), wanted[name], 0.0) for name in rows)
-    sizes = {"R": R, "C": C}
-    return ExampleRun("advance_rows", sizes, advance_rows.least_bytes(R, C), (*outputs, Output("x", x, expected, 0.0)))
+    outputs = [Output(name, place.download(own[name]), wanted[name], 0.0) for name in rows]
+    outputs.append(Output("x", x, expected, 0.0))
+    if counts is not None:
+        outputs.append(Output("counts", place.download(there), counts, 0.0))
+    least = advance_rows.least_bytes(R, C, counted=int(counted))
+    return ExampleRun("advance_rows", {"R": R, "C": C}, least, tuple(outputs))
+
+
+def count_tokens_example(loader: KernelLoader, place: Place, *, N: int = 5003, M: int = 900) -> ExampleRun:
+    """A row with M new tokens of prompt and output, one that is not counted, and one with a few tokens more.
+
+    Ids come several times, and some have no token.
+    """
+    rng, width = np.random.default_rng(0), count_width(N)
+    counts = rng.integers(0, 9, (3, width), np.uint32)
+    counts[:, N:] = 0
+    tokens = rng.integers(0, width, M + 30).astype(np.int32)
+    tokens[M // 2 :: 3] = tokens[M // 2]
+    tokens[[0, M - 1]] = N
+    jobs = np.array([(2, 1, 0, M // 2, M), (0, 0, M, M + 10, M + 30)], np.int32)
+    own = place.upload(counts.copy())
+    count_tokens.launch(loader, own, place.upload(jobs), place.upload(tokens), vocab_limit=N)
+    _REFERENCE.count_tokens(counts, jobs, tokens, vocab_limit=N)
+    least = count_tokens.least_bytes(2, N, len(tokens), cleared=1)
+    return ExampleRun("count_tokens", {"N": N, "M": M}, least, (Output("counts", place.download(own), counts, 0.0),))
 
 
 def update_rows_example(loader: KernelLoader, place: Place, *, N: int = 300) -> ExampleRun:

@@ -17,6 +17,7 @@ from cupyllm.cuda.loader import KernelLoader
 from cupyllm.cuda.sample import DRAWN_BY, sample, upload_sampling
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.ops.sample_reference import adjusted, candidates
+from cupyllm.row_sampling import RowSampling, count_width, sampling_batch
 from cupyllm.sampling_batch import SamplingBatch
 
 
@@ -57,19 +58,32 @@ def adjust_logits_example(loader: KernelLoader, place: Place, *, R: int = 4, N: 
     return ExampleRun("sample", {"R": R, "N": N}, least, (Output("adjusted", actual, expected, 0.0),))
 
 
-def group_maxima_example(loader: KernelLoader, place: Place, *, R: int = 3, N: int = 1501) -> ExampleRun:
-    """The largest logit of every 128 neighbours, and the sum of exp((logit - largest) / temperature)."""
+def group_maxima_example(
+    loader: KernelLoader, place: Place, *, R: int = 4, N: int = 1501, penalties: bool = False
+) -> ExampleRun:
+    """The largest logit of every 128 neighbours, and the sum of exp((logit - largest) / temperature).
+
+    With penalties the first row has none, the second one for repetition, the third by count, and the others both.
+    """
     logits, batch = _logits(R, N), _batch(R, N)
-    found = group_maxima.launch(loader, place.upload(logits), N, place.upload(batch.temperature))
+    there, penalised = place.upload(logits.copy()), None
+    if penalties:
+        rows = _rows_with_penalties(batch)
+        penalised = {name: place.upload(getattr(rows, name)) for name in group_maxima.PENALTIES}
+        for r, row in enumerate(logits):
+            row[:N] = adjusted(row[:N], sampling_batch(rows), r)
+    found = group_maxima.launch(loader, there, N, place.upload(batch.temperature), penalised)
     groups = [logits[:, first : min(first + 128, N)] for first in range(0, N, 128)]
     maxima = np.stack([group.max(axis=1) for group in groups], axis=1)  # (R, G)
     scaled = [(group - group.max(axis=1)[:, None]) / batch.temperature[:, None] for group in groups]
     sums = np.stack([np.exp(group).sum(axis=1) for group in scaled], axis=1)
     outputs = (
+        Output("logits", place.download(there), logits, 0.0),
         Output("maxima", place.download(found[0]), maxima, 0.0),
         Output("sums", place.download(found[1]), sums, 16 * EPSILON["float32"]),
     )
-    return ExampleRun("sample", {"R": R, "N": N}, group_maxima.least_bytes(R, N), outputs)
+    least = group_maxima.least_bytes(R, N, penalised=R - 1 if penalties else 0)
+    return ExampleRun("sample_rows" if penalties else "sample", {"R": R, "N": N}, least, outputs)
 
 
 def draw_example(loader: KernelLoader, place: Place, *, R: int = 24, N: int = 1501) -> ExampleRun:
@@ -139,6 +153,22 @@ def _batch(
         seeds=np.arange(R, dtype=np.uint64) << np.uint64(33),
         positions=np.arange(R, dtype=np.int32) + 5,
         num_logprobs=num_logprobs,
+        vocab_limit=N,
+    )
+
+
+def _rows_with_penalties(batch: SamplingBatch) -> RowSampling:
+    """Parameters of rows that stay on the device: none in the first, then repetition, then by count, then both."""
+    rng, R, N = np.random.default_rng(2), len(batch.temperature), batch.vocab_limit
+    counts = np.where(rng.random((R, count_width(N))) < 0.3, rng.integers(0, 9, (R, count_width(N))), 0)
+    counts[:, N:] = 0
+    r = np.arange(R)
+    return RowSampling(
+        **{name: getattr(batch, name) for name in DRAWN_BY},
+        repetition_penalty=np.where((r == 1) | (r > 2), 1.3, 1.0).astype(np.float32),
+        presence_penalty=np.where(r > 1, -0.3, 0.0),
+        frequency_penalty=np.where(r > 1, 0.7, 0.0),
+        counts=counts.astype(np.uint32),
         vocab_limit=N,
     )
 

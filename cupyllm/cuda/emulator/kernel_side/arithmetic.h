@@ -38,6 +38,14 @@ EMU_INLINE float __fadd_rn(float x, float y) { return emu_rounded(x + y); }
 EMU_INLINE float __fsub_rn(float x, float y) { return emu_rounded(x - y); }
 EMU_INLINE float __fmul_rn(float x, float y) { return emu_rounded(x * y); }
 
+EMU_INLINE double emu_rounded(double x) {
+    asm("" : "+m"(x));
+    return x;
+}
+EMU_INLINE double __dadd_rn(double x, double y) { return emu_rounded(x + y); }
+EMU_INLINE double __dsub_rn(double x, double y) { return emu_rounded(x - y); }
+EMU_INLINE double __dmul_rn(double x, double y) { return emu_rounded(x * y); }
+
 // Float to integer: out-of-range values saturate and NaN gives 0, as the GPU's conversion instructions do.
 template <class Integer>
 EMU_INLINE Integer emu_to_integer(double x) {
