@@ -17,12 +17,16 @@ from collections.abc import Callable, Iterable
 
 
 class PageAllocator:
-    """Pages 0 to num_pages - 1. `on_reuse` is told of a published page at the moment it is handed out anew."""
+    """Pages 0 to num_pages - 1. `on_reuse` is told of a published page at the moment it is handed out anew.
+
+    Who wants to know sets `touched` to a set: pages that get or lose a holder, or leave the cache, are added to it.
+    """
 
     def __init__(self, num_pages: int, on_reuse: Callable[[int], None] = lambda page: None) -> None:
         assert num_pages >= 1
         self.num_pages = num_pages
         self.on_reuse = on_reuse
+        self.touched: set[int] | None = None
         self._free = deque(range(num_pages))
         self._cached: OrderedDict[int, None] = OrderedDict()  # let go longest ago first
         self._published: set[int] = set()
@@ -63,6 +67,7 @@ class PageAllocator:
         for page in pages:
             assert self._holders[page] == 0, f"page {page} was available and held"
             self._holders[page] = 1
+        self._touch(pages)
         return pages
 
     def publish(self, page: int) -> None:
@@ -76,9 +81,11 @@ class PageAllocator:
         if page in self._cached:
             del self._cached[page]
             self._free.append(page)
+            self._touch([page])
 
-    def share(self, pages: Iterable[int]) -> None:
+    def share(self, pages: list[int]) -> None:
         """Add a holder to pages that are live or cached."""
+        self._touch(pages)
         for page in pages:
             if self._holders[page] == 0:
                 assert page in self._cached, f"page {page} is free and cannot be shared"
@@ -90,6 +97,7 @@ class PageAllocator:
 
         The last pages go first: they are evicted before those that their contents build on.
         """
+        self._touch(pages)
         for page in reversed(pages):
             assert self._holders[page] > 0, f"page {page} was released twice"
             self._holders[page] -= 1
@@ -113,6 +121,10 @@ class PageAllocator:
             assert states == 1, f"page {page} is in {states} of the states free, cached and live"
         assert self._published >= set(self._cached), "a page is kept although it was never published"
         assert not self._published & free, "a published page is free"
+
+    def _touch(self, pages: list[int]) -> None:
+        if self.touched is not None:
+            self.touched.update(pages)
 
     def _evict(self) -> int:
         page, _ = self._cached.popitem(last=False)

@@ -23,12 +23,19 @@ class PageMap:
 
     def __init__(self, allocator: PageAllocator) -> None:
         self._allocator = allocator
+        self._touched = allocator.touched = set[int]()
         self._tables: dict[int, list[int]] = {}  # sequence id -> its page table as last seen
-        self._lengths: dict[int, int] = {}  # of the page tables
         self._holders: dict[int, list[int]] = {}  # live page -> sequence ids
         self._places: dict[int, int] = {}  # live page -> its place in the page tables
-        self._cached = {page for page in range(allocator.num_pages) if allocator.is_cached(page)}
-        self._changed: set[int] = set()
+
+    def close(self) -> None:
+        """Have the allocator note nothing any more."""
+        self._allocator.touched = None
+
+    @property
+    def num_touched(self) -> int:
+        """Pages that may have changed since `changes` or `lengthened` were called last."""
+        return len(self._touched)
 
     def update(self, sequence: Sequence) -> None:
         """Look at one sequence's page table again."""
@@ -38,47 +45,52 @@ class PageMap:
             same = next(k for k, page in enumerate(old) if k >= len(new) or new[k] != page)
         for page in old[same:]:
             self._holders[page].remove(sequence.id)
-            self._changed.add(page)
         for place, page in enumerate(new[same:], start=same):
             self._holders.setdefault(page, []).append(sequence.id)
             self._places[page] = place
-            self._changed.add(page)
         self._tables[sequence.id] = list(new)
-        self._lengths[sequence.id] = len(new)
         if not new:
-            del self._tables[sequence.id], self._lengths[sequence.id]
+            del self._tables[sequence.id]
 
     def changed(self, sequences: Iterable[Sequence]) -> list[Sequence]:
         """Those whose page table has become longer or shorter."""
-        lengths = self._lengths
-        return [sequence for sequence in sequences if len(sequence.page_table) != lengths.get(sequence.id, 0)]
+        tables = self._tables
+        return [sequence for sequence in sequences if len(sequence.page_table) != len(tables.get(sequence.id, ()))]
 
     def holders(self, page: int) -> list[int]:
         """Ids of the sequences that hold a page, who took it first is first."""
         return self._holders.get(page, [])
 
     def changes(self) -> tuple[PageUse, ...]:
-        """The pages whose use has changed since the last call."""
-        pages, self._changed = self._changed, set()
-        uses = [self._settle(page) for page in sorted(pages)]
-        if len(self._cached) != self._allocator.num_cached:  # pages that left the cache and are in no page table
-            gone = [page for page in self._cached if not self._allocator.is_cached(page)]
-            uses += [self._settle(page) for page in gone]
-        return tuple(uses)
+        """The pages whose use may have changed since the last call; `update` has been told of all tables."""
+        pages = sorted(self._touched)
+        self._touched.clear()
+        return tuple([self._settle(page) for page in pages])
+
+    def lengthened(self, sequences: Iterable[Sequence]) -> tuple[PageUse, ...]:
+        """What `changes` would return where page tables have got new pages of their own, and nothing else happened."""
+        uses = []
+        for sequence in sequences:
+            old, new = self._tables[sequence.id], sequence.page_table
+            for place in range(len(old), len(new)):
+                page = new[place]
+                old.append(page)
+                self._holders[page] = [sequence.id]
+                self._places[page] = place
+                uses.append(PageUse(page, "live", place, (sequence.id,)))
+        self._touched.clear()
+        return tuple(sorted(uses))
 
     def all(self) -> tuple[PageUse, ...]:
         """Every page that is not free."""
-        return tuple(self._settle(page) for page in sorted({*self._holders, *self._cached}))
+        cached = {page for page in range(self._allocator.num_pages) if self._allocator.is_cached(page)}
+        return tuple([self._settle(page) for page in sorted(cached.union(self._holders))])
 
     def _settle(self, page: int) -> PageUse:
         """What a page is used for now; forgets who let go of it."""
-        self._cached.discard(page)
         holders = self._holders.get(page)
         if holders:
             return PageUse(page, "live", self._places[page], tuple(holders))
         self._holders.pop(page, None)
         self._places.pop(page, None)
-        if self._allocator.is_cached(page):
-            self._cached.add(page)
-            return PageUse(page, "cached", None, ())
-        return PageUse(page, "free", None, ())
+        return PageUse(page, "cached" if self._allocator.is_cached(page) else "free", None, ())

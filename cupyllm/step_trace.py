@@ -32,9 +32,8 @@ class SequenceFacts(NamedTuple):
     queued_at: float | None  # seconds of time.monotonic
 
 
-@dataclass(frozen=True)
-class StepRecord:
-    """One step. Sequences are named by their ids; pages are as the step left them."""
+class StepRecord(NamedTuple):
+    """One step. Sequences are named by their ids; pages are as the step left them. A tuple, since that is made fast."""
 
     number: int  # 0 is the first one since somebody listens; what changed between two steps has the number of the last
     start_s: float  # time.monotonic
@@ -93,6 +92,7 @@ class StepTrace:
         if not self._listeners:
             self._engine.observer = None
             self._allocator.on_reuse = self._on_reuse
+            self._pages.close()
 
     def snapshot(self) -> Snapshot:
         """Where the engine stands now. Somebody must be listening."""
@@ -139,38 +139,35 @@ class StepTrace:
 
     def _after_step(self, plan: Plan, result: StepResult, start_s: float) -> None:
         self._number += 1
-        last = self._last if self._is_like_last(plan) else None
-        record = self._record(plan, result, start_s) if last is None else self._record_like(last, plan, result, start_s)
+        record = self._record_like_last(plan, result, start_s) or self._record(plan, result, start_s)
         self._last, self._last_decodes = record, plan.decodes
         self._tell(record)
 
-    def _is_like_last(self, plan: Plan) -> bool:
-        """Whether the rows of the last step decode on, and nothing else has happened: so most steps are."""
-        last, allocator = self._last, self._allocator
-        return (
-            last is not None
-            and plan.decodes == self._last_decodes
-            and not (plan.prompts or plan.page_copies or plan.entering or self._evicted)
-            and len(self._known) == len(plan.decodes)
-            and self._engine.num_waiting == 0
-            and allocator.num_free == last.num_free_pages
-            and allocator.num_cached == last.num_cached_pages
-            and all(sequence.finish_reason is None for sequence in plan.decodes)
-        )
+    def _record_like_last(self, plan: Plan, result: StepResult, start_s: float) -> StepRecord | None:
+        """What `_record` would return, if the rows of the last step decode on, some into new pages, and that is all.
 
-    def _record_like(self, last: StepRecord, plan: Plan, result: StepResult, start_s: float) -> StepRecord:
-        """What `_record` would return, without looking at everything again."""
-        all_got_one = len(result.tokens) == 1 and result.tokens[0].sequences == plan.decodes
+        So most steps are. The model has driven all else out of the processor's caches, and what costs now is to look
+        at something: this looks at what the step has just made, at little more, and calls next to nothing.
+        """
+        last, decodes, waiting = self._last, plan.decodes, self._engine.scheduler.waiting
+        if last is None or decodes != self._last_decodes or len(result.tokens) != 1:
+            return None
+        if self._pages.num_touched != len(plan.entering) or self._evicted:
+            return None
+        (tokens,) = result.tokens
+        if tokens.sequences != decodes or plan.prompts or waiting or last.num_waiting:
+            return None
         return StepRecord(
-            number=self._number,
-            start_s=start_s,
-            seconds=time.monotonic() - start_s,
-            decode_ids=last.decode_ids,
-            token_ids=last.decode_ids if all_got_one else _ids_that_got_a_token(result),
-            num_waiting=0,
-            num_live_pages=last.num_live_pages,
-            num_cached_pages=last.num_cached_pages,
-            num_free_pages=last.num_free_pages,
+            self._number,
+            start_s,
+            time.monotonic() - start_s,
+            last.decode_ids,
+            last.decode_ids,
+            0,
+            last.num_live_pages + len(plan.entering),
+            last.num_cached_pages,
+            last.num_free_pages - len(plan.entering),
+            page_changes=self._pages.lengthened(plan.entering) if plan.entering else (),
         )
 
     def _tell(self, record: StepRecord) -> None:

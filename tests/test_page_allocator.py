@@ -89,3 +89,20 @@ def test_integrity_check_finds_books_that_disagree(tables: list[list[int]]) -> N
     allocator.allocate(1)
     with pytest.raises(AssertionError, match="page"):
         allocator.check_integrity(tables)
+
+
+def test_pages_that_get_or_lose_a_holder_or_leave_the_cache_are_noted() -> None:
+    allocator = PageAllocator(4)
+    allocator.touched = set()
+    first, second, third = allocator.allocate(3)
+    assert allocator.touched == {first, second, third}
+    for change, touched in [
+        (lambda: allocator.share([second]), {second}),
+        (lambda: allocator.publish(first), set()),
+        (lambda: allocator.release([second, third]), {second, third}),
+        (lambda: allocator.release([first]), {first}),
+        (lambda: allocator.withdraw(first), {first}),
+    ]:
+        allocator.touched.clear()
+        change()
+        assert allocator.touched == touched

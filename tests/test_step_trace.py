@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from cupyllm.engine import Engine
 from cupyllm.model import Model
 from cupyllm.page_map import PageUse
 from cupyllm.sampling import SamplingParams
-from cupyllm.sequence import FinishReason
+from cupyllm.sequence import FinishReason, Sequence
 from cupyllm.step_trace import StepRecord, StepTrace
 from tests.engine_case import load_model, make_engine
 from tests.tiny_checkpoint import write_tiny_checkpoint
@@ -161,6 +162,62 @@ def test_every_token_is_told_once(model: Model, overlap: bool) -> None:
     assert list(ends.values()) == sorted(ends.values())
 
 
+def without_times(record: StepRecord) -> StepRecord:
+    started = tuple(facts._replace(queued_at=None) for facts in record.started)
+    return record._replace(start_s=0.0, seconds=0.0, started=started)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("num_pages", [24, 200], ids=["pages are short", "pages enough"])
+def test_a_record_made_in_short_is_that_made_in_full(
+    model: Model, overlap: bool, num_pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two engines do the same, whatever comes; the steps of one are all looked at in full."""
+    told: list[list[StepRecord]] = []
+    in_short: list[StepRecord] = []
+    real = StepTrace._record_like_last
+
+    def noted(trace: StepTrace, *arguments: Any) -> StepRecord | None:
+        record = real(trace, *arguments)
+        in_short.extend([record] if record else [])
+        return record
+
+    for way in (noted, lambda trace, *arguments: None):
+        monkeypatch.setattr(StepTrace, "_record_like_last", way)
+        engine = make_engine(model, num_pages=num_pages, max_decode_batch_size=3, max_step_tokens=4, overlap=overlap)
+        rng = Random(5)
+        trace, records = StepTrace(engine), list[StepRecord]()
+        trace.listen(records.append)
+        alive: list[Sequence] = []
+        for number in range(1500):
+            if len(alive) < 5 and rng.random() < 0.08:
+                prompt, most = [30 + number % 3, *PROMPT[: rng.randrange(20)]], rng.choice([1, 1, 20, 40])
+                if rng.random() < 0.1:
+                    engine.add_beams(prompt, BeamParams(beam_width=2, max_tokens=most))
+                else:
+                    alive += engine.add_parallel(prompt, [params(max_tokens=most)] * rng.choice([1, 1, 2]))
+            if rng.random() < 0.06 and alive:
+                engine.abort(alive[rng.randrange(len(alive))])
+            if engine.has_work:
+                engine.step()
+            if rng.random() < 0.05:
+                trace.note_changes()
+            alive = [sequence for sequence in alive if sequence.finish_reason is None]
+        told.append([without_times(record) for record in records])
+    assert told[0] == told[1]
+    assert len(in_short) > 150
+    assert any(record.page_changes for record in in_short)
+
+
+def test_pages_of_a_sequence_that_begins_and_ends_in_one_step_are_told(model: Model) -> None:
+    engine = make_engine(model, num_pages=40)
+    watcher = Watcher(engine)
+    engine.add(PROMPT, params(max_tokens=1))
+    watcher.run_to_end()
+    assert len(watcher.records) == 1
+    assert sum(use.state == "cached" for use in watcher.pages.values()) == 5
+
+
 def test_preemptions(model: Model) -> None:
     engine = make_engine(model, num_pages=14, max_decode_batch_size=4)
     watcher = Watcher(engine)
@@ -179,6 +236,20 @@ def test_beams(model: Model) -> None:
     started = {facts.id for record in watcher.records for facts in record.started}
     assert {sequence_id for record in watcher.records for sequence_id, _ in record.ended} == started
     assert any(record.forks for record in watcher.records)
+
+
+def test_the_abort_of_one_that_waits_is_told_with_the_next_step(model: Model) -> None:
+    engine = make_engine(model, num_pages=40, max_decode_batch_size=1)
+    watcher = Watcher(engine)
+    engine.add(PROMPT, params())
+    waiting = engine.add(PROMPT, params())
+    for _ in range(3):
+        engine.step()
+        watcher.check()
+    engine.abort(waiting)
+    engine.step()
+    watcher.check()
+    assert watcher.records[-1].ended == ((waiting.id, "abort"),)
 
 
 def test_an_abort_while_nothing_runs_is_told_when_asked(model: Model) -> None:

@@ -10,9 +10,9 @@ stream takes from there what is new, ten times a second; one that falls further 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +76,11 @@ async def live_steps(request: Request) -> ASGIApp:
 
 
 class Watching:
-    """The steps that were recorded last, and how many streams show them. `_record` runs in the engine thread."""
+    """The steps that were recorded last, and how many streams show them."""
 
     def __init__(self, worker: EngineWorker) -> None:
         self._worker = worker
-        self._lock = threading.Lock()
-        self._steps: deque[StepRecord] = deque(maxlen=STEPS_KEPT)
-        self._num_recorded = 0
+        self._steps: deque[StepRecord] = deque(maxlen=STEPS_KEPT)  # the engine thread appends to it
         self._num_watchers = 0
 
     def come(self) -> None:
@@ -91,47 +89,44 @@ class Watching:
             raise ApiError(429, f"{MAX_WATCHERS} pages watch already; close one", code="too_many_watchers")
         self._num_watchers += 1
         if self._num_watchers == 1:
-            self._worker.post(lambda: self._worker.trace.listen(self._record))
+            self._worker.post(lambda: self._worker.trace.listen(self._steps.append))
 
     def leave(self) -> None:
         """One stream less; without any, nothing is recorded."""
         self._num_watchers -= 1
         if self._num_watchers == 0:
-            self._worker.post(lambda: self._worker.trace.unlisten(self._record))
+            self._worker.post(lambda: self._worker.trace.unlisten(self._steps.append))
 
     async def events(self, state: ServerState) -> AsyncIterator[dict[str, Any]]:
         """A snapshot, the steps since, and another snapshot whenever the stream falls behind."""
         loop = asyncio.get_running_loop()
         steps: list[StepRecord] | None = None
-        position, told = 0, loop.time()
+        last, told = None, loop.time()
         while not self._worker.draining:
             if steps is None:
-                snapshot, position = await self._worker.call(self._stand)
+                snapshot, last = await self._worker.call(self._stand)
                 yield _snapshot_event(snapshot, state)
-            steps = self._since(position)
+            steps = self._since(last)
             if steps:
-                yield {"type": "steps", "steps": list(map(vars, steps))}
-                position, told = position + len(steps), loop.time()
+                yield {"type": "steps", "steps": _changes(steps)}
+                last, told = steps[-1], loop.time()
             elif loop.time() - told > IDLE_SECONDS:  # sequences may have been aborted since the last step
                 await self._worker.call(self._worker.trace.note_changes)
                 told = loop.time()
             await asyncio.sleep(PERIOD_SECONDS)
 
-    def _record(self, record: StepRecord) -> None:
-        with self._lock:
-            self._steps.append(record)
-            self._num_recorded += 1
+    def _stand(self) -> tuple[Snapshot, StepRecord | None]:
+        """Where the engine stands, and the last record before that."""
+        snapshot = self._worker.trace.snapshot()
+        return snapshot, self._steps[-1] if self._steps else None
 
-    def _stand(self) -> tuple[Snapshot, int]:
-        return self._worker.trace.snapshot(), self._num_recorded
-
-    def _since(self, position: int) -> list[StepRecord] | None:
-        """The steps recorded since `position`; None when some of them are not kept any more."""
-        with self._lock:
-            new = self._num_recorded - position
-            if new > len(self._steps):
-                return None
-            return [self._steps[place] for place in range(-new, 0)]
+    def _since(self, last: StepRecord | None) -> list[StepRecord] | None:
+        """The steps recorded after `last`; None when some of them are not kept any more."""
+        kept = list(self._steps)
+        for place in range(len(kept) - 1, -1, -1):
+            if kept[place] is last:
+                return kept[place + 1 :]
+        return kept if last is None and len(kept) < STEPS_KEPT else None
 
 
 def _snapshot_event(snapshot: Snapshot, state: ServerState) -> dict[str, Any]:
@@ -142,6 +137,14 @@ def _snapshot_event(snapshot: Snapshot, state: ServerState) -> dict[str, Any]:
         "max_model_len": state.loaded.engine.max_model_len,
     }
     return {"type": "snapshot", "snapshot": vars(snapshot), "limits": limits}
+
+
+def _changes(steps: list[StepRecord]) -> list[dict[str, Any]]:
+    """The first step whole, and of each other one what is not as in the step before: mostly its number and times."""
+    told = [steps[0]._asdict()]
+    for before, step in pairwise(steps):
+        told.append({name: new for name, old, new in zip(step._fields, before, step, strict=True) if new != old})
+    return told
 
 
 def _file(name: str) -> Response:

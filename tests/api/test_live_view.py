@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from cupyllm.api import live_view
+from cupyllm.step_trace import StepRecord
 from tests.api.live_server import MESSAGES, LiveServer, run_server, wait_until
 
 STATIC = Path(live_view.__file__).parent / "static"
@@ -31,12 +32,20 @@ def events(response: httpx.Response) -> Iterator[dict[str, Any]]:
             yield event
 
 
+def steps_of(event: dict[str, Any]) -> list[dict[str, Any]]:
+    """The steps of an event, each whole."""
+    whole, last = [], {}
+    for change in event.get("steps", []):
+        whole.append(last := last | change)
+    assert all(step.keys() == set(StepRecord._fields) for step in whole)
+    return whole
+
+
 def apply(pages: dict[int, list[Any]], event: dict[str, Any]) -> None:
     if event["type"] == "snapshot":
         pages.clear()
         pages.update({use[0]: use for use in event["snapshot"]["pages"]})
-    else:
-        pages.update({use[0]: use for step in event["steps"] for use in step["page_changes"]})
+    pages.update({use[0]: use for step in steps_of(event) for use in step["page_changes"]})
 
 
 def is_watched(server: LiveServer) -> bool:
@@ -89,8 +98,8 @@ def test_the_stream_tells_what_a_request_does(server: LiveServer) -> None:
         shared = 0
         for event in arriving:
             apply(pages, event)
-            steps += event["steps"]
-            shared += sum(len(use[3]) == 2 for step in event["steps"] for use in step["page_changes"])
+            steps += steps_of(event)
+            shared += sum(len(use[3]) == 2 for step in steps_of(event) for use in step["page_changes"])
             if sum(len(step["ended"]) for step in steps) == 2:
                 break
     assert sum(len(step["token_ids"]) for step in steps) == usage["completion_tokens"] == 10
@@ -109,7 +118,7 @@ def test_an_abort_while_nothing_else_runs_is_told(server: LiveServer) -> None:
         body = {"messages": MESSAGES, "max_tokens": 400, "ignore_eos": True, "stream": True}
         with server.http.stream("POST", f"{server.url}{CHAT}", json=body) as answer:
             next(answer.iter_lines())
-        ended = next(end for event in arriving for step in event.get("steps", []) for end in step["ended"])
+        ended = next(end for event in arriving for step in steps_of(event) for end in step["ended"])
     assert ended[1] == "abort"
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, get_type_hints
+
+from pydantic import Field
+from typing_extensions import NotRequired, TypedDict
 
 from cupyllm.api.protocol.answers import Answer
 from cupyllm.step_trace import Snapshot, StepRecord
@@ -25,11 +28,16 @@ class LiveSnapshot(Answer):
     limits: Limits
 
 
+_STEP_FIELDS = {name: NotRequired[kind] for name, kind in get_type_hints(StepRecord).items()}
+StepChange = TypedDict("StepChange", _STEP_FIELDS)  # type: ignore[misc]
+StepChange.__doc__ = "A step; what is left out is as in the step before it."
+
+
 class LiveSteps(Answer):
-    """What the engine did since the event before."""
+    """What the engine did since the event before. The first step is whole."""
 
     type: Literal["steps"]
-    steps: list[StepRecord]
+    steps: Annotated[list[StepChange], Field(min_length=1)]
 
 
 LiveEvent = LiveSnapshot | LiveSteps

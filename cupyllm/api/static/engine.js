@@ -77,7 +77,8 @@ function take(event) {
     drawSoon("all");
     return;
   }
-  const changed = event.steps.flatMap((record) => recording.push(record));
+  let record = {}; // a step says what is not as in the one before it
+  const changed = event.steps.flatMap((change) => recording.push((record = { ...record, ...change })));
   pageMap.note(changed);
   drawSoon(changed);
 }
