@@ -21,9 +21,10 @@ playwright_api = pytest.importorskip("playwright.sync_api", reason="pip install 
 
 
 class GatedOps(ScriptedOps):
-    """Waits before the token at place `closed_at` of an answer until the gate is opened."""
+    """Waits before the token at place `closed_at` of an answer until the gate is opened, and fails then if told to."""
 
     closed_at: int | None = None
+    fails = False
 
     def __init__(self, loaded: Any) -> None:
         super().__init__(loaded)
@@ -37,6 +38,8 @@ class GatedOps(ScriptedOps):
         sampled = super().sample(logits, sampling)
         if self._begin is not None and self.closed_at == int(sampling.positions.min()) - self._begin:
             assert self.opened.wait(60), "nobody opened the gate"
+            if self.fails:
+                raise RuntimeError("told to fail")
         return sampled
 
 

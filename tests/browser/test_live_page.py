@@ -97,6 +97,60 @@ def test_an_answer_can_be_asked_for_again(stage: Stage, open_page: Opened) -> No
     expect(page.locator(".message.assistant")).to_have_count(1)
 
 
+def test_a_question_can_be_asked_in_other_words(stage: Stage, open_page: Opened) -> None:
+    actor, _ = stage
+    page = open_page(actor.server)
+    for question, answer in (("First", "one"), ("Second", "two")):
+        actor.tell(answer)
+        ask(page, question)
+        wait_for_end(page)
+    page.get_by_role("button", name="Edit", exact=True).first.click()
+    field = page.get_by_label("Edit the message")
+    expect(field).to_have_value("First")
+    field.fill("given up")
+    page.keyboard.press("Escape")
+    expect(page.locator(".message .body")).to_have_text(["First", "one", "Second", "two"])
+    page.get_by_label("Message", exact=True).focus()
+    page.keyboard.press("ArrowUp")
+    expect(field).to_have_value("Second")
+    actor.tell("three")
+    field.fill("Third")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.keyboard.press("Enter")
+    said = [message["content"] for message in sent.value.post_data_json["messages"]]
+    assert said == ["First", "one", "Third"]
+    expect(last_answer(page).locator(".body")).to_have_text("three")
+    wait_for_end(page)
+    page.get_by_role("button", name="Edit", exact=True).first.click()
+    field.fill("Only this")
+    actor.tell("four")
+    page.locator(".edited").get_by_role("button", name="Send").click()
+    wait_for_end(page)
+    expect(page.locator(".message .body")).to_have_text(["Only this", "four"])
+    page.reload()
+    expect(page.locator(".message .body")).to_have_text(["Only this", "four"])
+
+
+def test_an_answer_that_broke_off_is_asked_for_anew(stage: Stage, open_page: Opened) -> None:
+    actor, ops = stage
+    page = open_page(actor.server)
+    actor.tell("one two three four five six seven eight nine ten")
+    ops.close_at(12)
+    ops.fails = True
+    ask(page, "Count")
+    expect(last_answer(page).locator(".body")).to_contain_text("one")
+    ops.opened.set()
+    expect(page.get_by_role("alert")).to_contain_text("nternal error")
+    ops.closed_at, ops.fails = None, False
+    actor.tell("whole")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        page.get_by_role("button", name="Try again").click()
+    assert [message["content"] for message in sent.value.post_data_json["messages"]] == ["Count"]
+    wait_for_end(page)
+    expect(page.locator(".message .body")).to_have_text(["Count", "whole"])
+    expect(page.get_by_role("alert")).to_have_count(0)
+
+
 def test_what_is_set_is_sent_and_kept(stage: Stage, open_page: Opened) -> None:
     actor, _ = stage
     page = open_page(actor.server)
@@ -294,6 +348,25 @@ def test_nobody_is_watched_when_the_engine_is_hidden(server: LiveServer, open_pa
     wait_until(lambda: server.loaded.engine.observer is None, "the page has left")
     page.keyboard.press("Alt+e")
     wait_until(lambda: server.loaded.engine.observer is not None, "the page watches again")
+
+
+def test_a_finger_does_what_a_pointer_does(server: LiveServer, open_page: Opened) -> None:
+    page = open_page(server, size=(390, 844), has_touch=True, is_mobile=True)
+    page.get_by_text("Settings").tap()
+    page.get_by_label("Most tokens").fill("60")
+    page.get_by_text("Settings").tap()
+    page.get_by_label("Message", exact=True).fill("Anything")
+    page.get_by_role("button", name="Send").tap()
+    wait_for_end(page)
+    last_answer(page).get_by_role("button", name="Tokens", exact=True).tap()
+    page.locator(".token").last.tap()
+    bottom = "one => one.getBoundingClientRect().bottom"
+    assert page.locator(".alternatives").evaluate(bottom) <= page.locator("#messages").evaluate(bottom) + 1
+    page.get_by_role("button", name="Engine", exact=True).tap()
+    page.locator("#pages").tap(position={"x": 5, "y": 5})
+    expect(page.locator("#tip")).to_contain_text("Page 0: ")
+    page.locator("#page-counts").tap()
+    expect(page.locator("#tip")).to_be_hidden()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

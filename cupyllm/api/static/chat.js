@@ -2,10 +2,9 @@
 
 import { ask, events, ServerError } from "./api.js";
 import { $, button, count, duration, element, rate } from "./dom.js";
-import { copyText, renderMarkdown } from "./markdown.js";
+import { MessageView } from "./message_view.js";
 import { samplingFields } from "./settings.js";
 import { conversations, forget, forgetAll, newConversation, saveConversation, settings, saveSettings } from "./store.js";
-import { renderTokens } from "./tokens.js";
 
 let conversation = newConversation(settings().system ?? "");
 let running = null; // the AbortController of the answer that is coming
@@ -16,9 +15,11 @@ export function startChat() {
     send();
   });
   $("prompt").addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+    if (event.isComposing || event.shiftKey) return;
+    if (event.key === "Enter") send();
+    else if (event.key === "ArrowUp" && !$("prompt").value) editLast();
+    else return;
     event.preventDefault();
-    send();
   });
   $("prompt").addEventListener("input", fitPrompt);
   $("stop").addEventListener("click", stopAnswer);
@@ -53,9 +54,14 @@ export function newChat() {
 
 export function answerAgain() {
   if (running || conversation.messages.at(-1)?.role !== "assistant") return;
-  conversation.messages.pop();
-  $("messages").lastElementChild.remove();
+  cutFrom(conversation.messages.length - 1);
   answer();
+}
+
+// After a failure; what there is of an answer that broke off is dropped.
+function tryAgain() {
+  if (conversation.messages.at(-1)?.role === "assistant") answerAgain();
+  else answer();
 }
 
 export function openHistory() {
@@ -84,7 +90,7 @@ function show(chosen) {
   conversation = chosen;
   $("system").value = conversation.system;
   $("title").textContent = conversation.title;
-  $("messages").replaceChildren(...conversation.messages.map((message) => new MessageView(message).box));
+  $("messages").replaceChildren(...conversation.messages.map(boxOf));
   if (!conversation.messages.length) $("messages").append(welcome());
   markLast();
   scrollToEnd(true);
@@ -105,24 +111,45 @@ function send() {
   if (!text || running) return;
   $("prompt").value = "";
   fitPrompt();
+  const { messages } = conversation;
+  if (messages.at(-1)?.role === "user") cutFrom(messages.length - 1); // it was never answered
+  say(text);
+}
+
+// Another question at the end of the conversation.
+function say(text) {
   $("messages").querySelector(".welcome")?.remove();
-  const last = conversation.messages.at(-1);
-  if (last?.role === "user") { // it was never answered: the answer failed, or was stopped at once
-    conversation.messages.pop();
-    $("messages").querySelector(".message.user:last-of-type")?.remove();
-  }
-  $("messages").querySelectorAll(".failure").forEach((failure) => failure.remove());
   const message = { role: "user", content: text };
   conversation.messages.push(message);
-  $("messages").append(new MessageView(message).box);
+  $("messages").append(boxOf(message));
   answer();
 }
+
+// Another text for a question that was asked: what followed it is dropped.
+function askInstead(message, text) {
+  const place = conversation.messages.indexOf(message);
+  if (running || place < 0) return;
+  cutFrom(place);
+  say(text);
+  $("prompt").focus();
+}
+
+const editLast = () => [...$("messages").querySelectorAll(".message.user .edit")].at(-1)?.click();
+
+// Drop the messages from a place in the conversation on.
+function cutFrom(place) {
+  conversation.messages.splice(place);
+  [...$("messages").querySelectorAll(".message")].slice(place).forEach((box) => box.remove());
+}
+
+const viewOf = (message) => new MessageView(message, { again: answerAgain, askInstead, scroll: scrollToEnd });
+const boxOf = (message) => viewOf(message).box;
 
 async function answer() {
   const controller = (running = new AbortController());
   const own = conversation;
   const message = { role: "assistant", content: "", reasoning: "" };
-  const view = new MessageView(message);
+  const view = viewOf(message);
   $("messages").querySelectorAll(".failure").forEach((failure) => failure.remove());
   $("messages").append(view.box);
   setRunning(true);
@@ -142,7 +169,7 @@ async function answer() {
   if (message.content || message.reasoning) own.messages.push(message);
   else if (failure || message.finish === "stopped") view.box.remove();
   if (failure && own === conversation) {
-    $("messages").append(element("p", { class: "failure", role: "alert" }, failure, button("Try again", answer)));
+    $("messages").append(element("p", { class: "failure", role: "alert" }, failure, button("Try again", tryAgain)));
   }
   saveConversation(own);
   running = null;
@@ -192,68 +219,6 @@ function noteOf(message, { sentAt, firstAt, lastAt, tokens, usage, timings }) {
   if (message.finish === "length") parts.push("cut at the most tokens");
   if (message.finish === "stopped") parts.push("stopped");
   return parts.join(" · ");
-}
-
-// One message on the page.
-class MessageView {
-  constructor(message) {
-    this.message = message;
-    this.entries = []; // tokens with their probabilities; not kept in the history
-    this.body = element("div", { class: "body" });
-    this.note = element("span", { class: "note" });
-    this.actions = element("span", { class: "actions" });
-    const who = message.role === "user" ? "You" : "Model";
-    this.box = element("article", { class: `message ${message.role}`, "aria-label": who }, this.body);
-    if (message.role === "assistant") this.box.append(element("footer", {}, this.note, this.actions));
-    this.draw();
-    if (message.note !== undefined) this.finish();
-  }
-
-  refresh() {
-    this.pending ??= requestAnimationFrame(() => {
-      this.pending = undefined;
-      this.draw();
-      scrollToEnd();
-    });
-  }
-
-  draw() {
-    const { role, content, reasoning, note } = this.message;
-    if (role === "user") {
-      this.body.textContent = content;
-      return;
-    }
-    const wasOpen = this.body.querySelector("details.thinking")?.open ?? false;
-    const parts = [];
-    if (reasoning) {
-      parts.push(element("details", { class: "thinking", open: wasOpen || !content },
-        element("summary", {}, "Thinking"), renderMarkdown(reasoning)));
-    }
-    parts.push(renderMarkdown(content));
-    if (!content && !reasoning) parts.push(element("span", { class: "pulse", "aria-label": "waiting for the first token" }));
-    this.body.replaceChildren(...parts);
-    this.note.textContent = note ?? "";
-  }
-
-  finish() {
-    if (this.pending !== undefined) cancelAnimationFrame(this.pending);
-    this.pending = undefined;
-    this.draw();
-    this.body.querySelector(".pulse")?.remove();
-    const copy = button("Copy", () => copyText(this.message.content, copy));
-    const again = button("Answer again", answerAgain, { class: "quiet again", title: "Alt R" });
-    this.actions.replaceChildren(...(this.entries.length ? [this.tokensButton()] : []), copy, again);
-  }
-
-  tokensButton() {
-    const toggle = button("Tokens", () => {
-      const on = toggle.getAttribute("aria-pressed") !== "true";
-      toggle.setAttribute("aria-pressed", String(on));
-      if (on) this.body.replaceChildren(renderTokens(this.entries));
-      else this.draw();
-    }, { "aria-pressed": "false", title: "See how likely each token was" });
-    return toggle;
-  }
 }
 
 function setRunning(on) {

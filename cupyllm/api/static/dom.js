@@ -51,3 +51,25 @@ export function duration(seconds) {
   if (seconds < 1) return `${(seconds * 1000).toPrecision(3)} ms`;
   return `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
 }
+
+// Copy, and say so on the button that was pressed. Pages that come by http from another machine have no clipboard.
+export async function copyText(text, said) {
+  const before = said.textContent;
+  try {
+    await navigator.clipboard.writeText(text);
+    said.textContent = "Copied";
+  } catch {
+    said.textContent = copyByHand(text) ? "Copied" : "Cannot copy";
+  }
+  setTimeout(() => (said.textContent = before), 1500);
+}
+
+function copyByHand(text) {
+  const area = element("textarea", { class: "hidden" });
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  return done;
+}

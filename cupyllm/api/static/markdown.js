@@ -1,6 +1,6 @@
 // Markdown as DOM nodes, never as HTML text: whatever a model writes can only become text, and a few plain elements.
 
-import { button, element } from "./dom.js";
+import { button, copyText, element } from "./dom.js";
 
 const FENCE = /^ {0,3}(```+|~~~+)\s*([\w+#.-]*)/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])\s+(.*)$/;
@@ -141,15 +141,4 @@ function inline(text) {
 function link(address, children) {
   if (!/^https?:\/\//i.test(address)) return element("span", {}, ...children);
   return element("a", { href: address, target: "_blank", rel: "noopener noreferrer" }, ...children);
-}
-
-export async function copyText(text, said) {
-  const before = said.textContent;
-  try {
-    await navigator.clipboard.writeText(text);
-    said.textContent = "Copied";
-  } catch {
-    said.textContent = "Cannot copy";
-  }
-  setTimeout(() => (said.textContent = before), 1500);
 }

@@ -15,7 +15,11 @@ export class PageMap {
     this.chosen = null;
     this.layout = null;
     canvas.addEventListener("pointermove", (event) => this.#point(event));
-    canvas.addEventListener("pointerleave", () => this.#choose(null));
+    canvas.addEventListener("pointerdown", (event) => this.#point(event));
+    // A finger leaves when it is lifted: then what it chose stays until another place is touched.
+    canvas.addEventListener("pointerleave", (event) => event.pointerType === "touch" || this.#choose(null));
+    document.addEventListener("pointerdown", (event) => event.target === canvas || this.#choose(null));
+    canvas.addEventListener("pointercancel", () => this.#choose(null)); // it scrolls
     canvas.addEventListener("blur", () => this.#choose(null));
     canvas.addEventListener("keydown", (event) => this.#move(event));
   }

@@ -35,6 +35,7 @@ function choose(box, text, token, entry, place) {
   panel.style.left = `${Math.max(0, left)}px`;
   panel.style.top = `${token.offsetTop + token.offsetHeight + 6}px`;
   box.style.minHeight = `${token.offsetTop + token.offsetHeight + panel.offsetHeight + 12}px`;
+  panel.scrollIntoView({ block: "nearest" });
 }
 
 function alternatives(entry, place) {
