@@ -9,7 +9,8 @@ api.cpu_us_per_chunk.N    the server's CPU time in these runs, over the chunks
 api.requests_per_s.N      plain chat requests of 16 tokens, each connection sending one after the other
 api.token_to_socket_ms.64 from the end of a step to the client that has read the chunk, at 64 streams of 100 tokens a
                           second each: median and 99th percentile
-api.loop_stall_ms.*       how long nothing else moves while a prompt of 1 MB is read and tokenised
+api.loop_stall_ms.*       how long nothing else moves while a body is read: prompts of 1 MB by route, and bodies as
+                          large, or of as many parts, as may be
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from api_stub import StubServer, now_us, stub_server
 from record import Row, finish
+
+from cupyllm.api.body import MAX_CONTAINERS, MAX_VALUES
+from cupyllm.config import ServerConfig
 
 CONNECTIONS = (1, 16, 64, 256)
 CHUNKS_LIMIT = {64: ">= 8000"}
@@ -66,14 +70,30 @@ def one_round(server: StubServer) -> list[tuple[str, float]]:
     server.pace.value = 0.0
     figures.append(("api.token_to_socket_ms.64.p50", statistics.median(delays) / 1e3))
     figures.append(("api.token_to_socket_ms.64.p99", delays[len(delays) * 99 // 100] / 1e3))
-    text = "The quick brown fox jumps over the lazy dog; 12 of them. " * 18_000
-    for route, body in (
-        ("completions", {"prompt": text}),
-        ("chat/completions", {"messages": [{"role": "user", "content": text}]}),
-    ):
-        stall = asyncio.run(loop_stall(server, route, body))
-        figures.append((f"api.loop_stall_ms.{route.split('/')[0]}", stall * 1e3))
+    for name, route, body in large_bodies():
+        figures.append((f"api.loop_stall_ms.{name}", asyncio.run(loop_stall(server, route, body)) * 1e3))
     return figures
+
+
+def large_bodies() -> Iterator[tuple[str, str, bytes]]:
+    """(name, route, body); the server refuses every one of them, most as prompts that are too long for the model."""
+    text = "The quick brown fox jumps over the lazy dog; 12 of them. "
+    yield "completions", "completions", prompt_body(json.dumps(text * 18_000))
+    messages = [{"role": "user", "content": text * 18_000}]
+    yield "chat", "chat/completions", json.dumps({"messages": messages}).encode()
+    room = ServerConfig.max_body_bytes - 100
+    yield "largest_text", "completions", prompt_body(json.dumps(text * (room // len(text))))
+    yield "most_ids", "completions", prompt_body(f"[{'12345,' * (MAX_VALUES - 10)}1]")
+    yield "most_texts", "completions", prompt_body("[" + '"a",' * (MAX_VALUES - 10) + '"a"]')
+    yield "most_lists", "completions", prompt_body(f"[{'[],' * (MAX_CONTAINERS - 10)}[]]")
+    yield "most_keys", "completions", prompt_body(json.dumps({str(i): 1 for i in range(MAX_CONTAINERS - 10)}))
+    yield "too_many_ids", "completions", prompt_body(f"[{'1,' * (room // 2)}1]")
+    yield "too_many_lists", "completions", prompt_body(f"[{'[],' * (room // 3)}[]]")
+
+
+def prompt_body(prompt: str) -> bytes:
+    """A request whose prompt is this JSON."""
+    return b'{"prompt": ' + prompt.encode() + b"}"
 
 
 def row(name: str, values: list[float]) -> Row:
@@ -100,11 +120,11 @@ class Load:
 async def streams(server: StubServer, count: int, max_tokens: int) -> Load:
     """`count` chat streams at once. The time runs from the first chunk that all of them share to the last."""
     load = Load()
-    body = chat_body(max_tokens=max_tokens, stream=True)
+    sent = request("chat/completions", chat_body(max_tokens=max_tokens, stream=True))
 
     async def one() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-        writer.write(request("chat/completions", body))
+        writer.write(sent)
         rest = await reader.readuntil(b"\r\n\r\n")
         assert rest.startswith(b"HTTP/1.1 200 "), rest
         while not rest.endswith(b"0\r\n\r\n"):
@@ -141,8 +161,8 @@ async def plain(server: StubServer, count: int, repeats: int) -> Load:
     return Load(time.perf_counter() - started, requests=count * repeats)
 
 
-async def loop_stall(server: StubServer, route: str, body: dict[str, Any]) -> float:
-    """Seconds; the prompt is too long for the model, which the server knows only when it has been tokenised."""
+async def loop_stall(server: StubServer, route: str, body: bytes) -> float:
+    """Seconds by which the event loop came too late while a body was read that is refused in the end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     await asyncio.sleep(0.1)
     server.longest_stall.value = 0.0
@@ -160,13 +180,13 @@ async def read_answer(reader: asyncio.StreamReader) -> int:
     return int(head[9:12])
 
 
-def chat_body(**fields: Any) -> dict[str, Any]:
+def chat_body(**fields: Any) -> bytes:
     messages = [{"role": "system", "content": "You are helpful."}, {"role": "user", "content": "What is a page?"}]
-    return {"model": "stub", "messages": messages, "temperature": 0.7, "ignore_eos": True} | fields
+    body = {"model": "stub", "messages": messages, "temperature": 0.7, "ignore_eos": True} | fields
+    return json.dumps(body).encode()
 
 
-def request(route: str, body: dict[str, Any]) -> bytes:
-    content = json.dumps(body).encode()
+def request(route: str, content: bytes) -> bytes:
     head = f"POST /v1/{route} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
     return head.encode() + b"content-length: %d\r\n\r\n" % len(content) + content
 

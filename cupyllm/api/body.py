@@ -1,7 +1,10 @@
 """From the bytes of a request to a JSON object, with every limit on the way; nothing here knows what the fields mean.
 
 The size is counted while reading, whatever content-length says. Bodies that are slow, too large, compressed, not JSON,
-deeply nested, or that hold a key twice or a number JSON does not have, are refused.
+deeply nested, of too many parts, or that hold a key twice or a number JSON does not have, are refused.
+
+Parsing is not done on the event loop, and still holds it up: Python's interpreter lock is held while millions of
+objects are made, looked at by the garbage collector, and freed. So the parts are counted before, a little at a time.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from cupyllm.errors import RequestError
 
 BODY_SECONDS = 30.0
 MAX_DEPTH = 64
+MAX_VALUES = 1_048_576  # about as many token ids as Python's json writes into 8 MiB
+MAX_CONTAINERS = 131_072  # lists, objects and keys, each of which costs ten times as much
+_WINDOW_BYTES = 65_536
 _LINGER_SECONDS = 1.0
 
 
@@ -37,6 +43,8 @@ async def read_body(request: Request, max_bytes: int) -> bytes:
 
 def parse_json_object(body: bytes) -> dict[str, Any]:
     """The object in a body. Raises RequestError for anything else. Takes time: not for the event loop."""
+    if len(body) > MAX_CONTAINERS:
+        _check_counts(body)
     try:
         value = json.loads(
             body.decode(), object_pairs_hook=_object, parse_float=_finite_float, parse_constant=_finite_float
@@ -104,6 +112,26 @@ def _finite_float(literal: str) -> float:
     if not math.isfinite(number):
         raise RequestError(f"the body holds {literal[:40]}, which is not a finite number")
     return number
+
+
+def _check_counts(body: bytes) -> None:
+    """Count what stands outside of texts, up to the first place that is no JSON; parsing goes no further either."""
+    num_values = num_containers = start = 0
+    in_text = False
+    while start < len(body):
+        window = body[start : start + _WINDOW_BYTES]
+        if (len(window) - len(window.rstrip(b"\\"))) % 2:  # the rest of an escape stands behind the window
+            window = body[start : start + _WINDOW_BYTES + 1]
+        start += len(window)
+        parts = window.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(parts[in_text::2])
+        in_text ^= len(parts) % 2 == 0
+        num_values += outside.count(b",")
+        num_containers += outside.count(b"[") + outside.count(b"{") + outside.count(b":")
+    if num_containers > MAX_CONTAINERS:
+        raise RequestError(f"the body holds {num_containers} lists, objects and keys; at most {MAX_CONTAINERS}")
+    if num_values > MAX_VALUES:
+        raise RequestError(f"the body holds more than {MAX_VALUES} values")
 
 
 def _check_depth(value: Any) -> None:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from cupyllm.api.body import parse_json_object, read_body
 from cupyllm.api.engine_request import EngineRequest
-from cupyllm.api.errors import json_response
+from cupyllm.api.large_answer import large_json_response
 from cupyllm.api.live_request import LiveRequest
 from cupyllm.api.protocol.embeddings import EmbeddingRequest, encoded
 from cupyllm.api.protocol.shared import read_request
@@ -120,4 +120,4 @@ def _answer(asked: _Asked, pooled: list[np.ndarray], state: ServerState) -> Resp
         embedding = encoded(recipe.finish(vector, ask.dimensions), ask.encoding_format)
         data.append({"object": "embedding", "index": index, "embedding": embedding})
     usage = {"prompt_tokens": asked.num_tokens, "total_tokens": asked.num_tokens}
-    return json_response({"object": "list", "data": data, "model": state.model_name, "usage": usage})
+    return large_json_response({"object": "list", "data": data, "model": state.model_name, "usage": usage})

@@ -11,6 +11,7 @@ from starlette.routing import Route
 
 from cupyllm.api.body import parse_json_object, read_body
 from cupyllm.api.errors import json_response
+from cupyllm.api.large_answer import large_json_response
 from cupyllm.api.protocol.shared import read_request
 from cupyllm.api.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from cupyllm.api.state import ServerState, server_state
@@ -51,7 +52,7 @@ def _tokenize(body: bytes, state: ServerState) -> Response:
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": state.loaded.engine.max_model_len, "tokens": ids}
     if ask.return_token_strs:
         answer["token_strs"] = [tokenizer.vocabulary_entry(token_id) for token_id in ids]
-    return json_response(answer)
+    return large_json_response(answer)
 
 
 def _ids_of_text(ask: TokenizeRequest, state: ServerState) -> list[int]:

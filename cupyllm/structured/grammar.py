@@ -63,6 +63,8 @@ def json_schema_grammar(schema: Any, param: str = "json_schema") -> Grammar:
 def json_rule(schema: Any, *, param: str, lenient: bool = False) -> str:
     """The part of a rule that stands for JSON by `schema`. Raises what json_schema_grammar raises."""
     check_schema(schema, param=param, lenient=lenient)
+    if 2 * _num_items(schema) > MAX_SCHEMA_BYTES:  # so that no million of them is written out for nothing
+        raise RequestError(f"{param}: the schema has more than {MAX_SCHEMA_BYTES} bytes", param=param)
     options = {"x-guidance": {"whitespace_pattern": _JSON_BLANKS, "lenient": lenient}}
     try:
         text = json.dumps(options | schema, allow_nan=False)
@@ -139,6 +141,18 @@ def _check_text(text: Any, param: str) -> None:
         raise RequestError(f"{param} must not hold half of a surrogate pair", param=param) from None
     if length > MAX_GRAMMAR_BYTES:
         raise RequestError(f"{param} has {length} bytes; at most {MAX_GRAMMAR_BYTES}", param=param)
+
+
+def _num_items(value: Any) -> int:
+    """How many items all lists and objects of a JSON value hold, or some number above MAX_SCHEMA_BYTES."""
+    count, found = 0, [value]
+    while found and count <= MAX_SCHEMA_BYTES:
+        container = found.pop()
+        count += len(container)
+        if count <= MAX_SCHEMA_BYTES:
+            items = container.values() if isinstance(container, dict) else container
+            found += [item for item in items if isinstance(item, dict | list)]
+    return count
 
 
 def _lark_of_gbnf(text: str, param: str) -> str:

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from cupyllm.api.protocol.chat import ChatTemplateKwargs
 from cupyllm.api.protocol.response_input import Conversation, InputItem, Json, read_object
-from cupyllm.api.protocol.shared import Ignored, NotYet, SamplingFields, ShownAs, StrictModel
+from cupyllm.api.protocol.shared import Ignored, NotYet, SamplingFields, ShownAs, StrictModel, Texts
 from cupyllm.errors import RequestError
 from cupyllm.sampling import MAX_LOGPROBS
 
@@ -111,7 +111,7 @@ class ResponsesRequest(SamplingFields):
 
     chat_template_kwargs: ChatTemplateKwargs | None = None
     thinking_budget: Annotated[int, Field(ge=0)] | None = None
-    include: list[str] | None = None
+    include: Texts | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     previous_response_id: Annotated[Any, NotYet(instead=_STATELESS)] = None

@@ -17,7 +17,15 @@ import logging
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
 
 from cupyllm.api.protocol.structured import Choices, JsonSchema, ResponseFormat, StructuredOutputs
 from cupyllm.errors import RequestError
@@ -72,6 +80,9 @@ class ShownAs:
         return shown
 
 
+# Of a million wrong items only the first is looked at: pydantic would make an error of each.
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
 Ignored = Annotated[Any, NoEffect()]
 StopStrings = Annotated[
     Any,
@@ -105,6 +116,15 @@ class StrictModel(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_one_unknown(cls, value: Any) -> Any:
+        """Of many unknown keys one is enough to be refused by."""
+        if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
+            return value
+        unknown = next(name for name in value if name not in cls.model_fields)
+        return {name: item for name, item in value.items() if name in cls.model_fields or name == unknown}
+
 
 class StreamOptions(StrictModel):
     """`include_usage`: one more chunk at the end of a stream, with the token counts. With `continuous_usage_stats`, as
@@ -128,13 +148,13 @@ class SamplingFields(StrictModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: LogitBias = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    allowed_token_ids: TokenIds | None = None
+    bad_words: Texts | None = None
     seed: int | None = None
     min_tokens: int | None = None
     stop: StopStrings = None
     include_stop_str_in_output: bool = False
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: TokenIds | None = None
     ignore_eos: bool = False
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_CHARACTERS)] | None = None

@@ -58,4 +58,4 @@ class DetokenizeRequest(StrictModel):
     """Token ids to be turned into text, control tokens included."""
 
     model: str | None = None
-    tokens: list[Annotated[int, Field(ge=0)]]
+    tokens: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
