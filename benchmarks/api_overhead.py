@@ -82,11 +82,14 @@ def large_bodies() -> Iterator[tuple[str, str, bytes]]:
     messages = [{"role": "user", "content": text * 18_000}]
     yield "chat", "chat/completions", json.dumps({"messages": messages}).encode()
     room = ServerConfig.max_body_bytes - 100
-    yield "largest_text", "completions", prompt_body(json.dumps(text * (room // len(text))))
+    largest = text * (room // len(text))
+    yield "largest_text", "completions", prompt_body(json.dumps(largest))
+    yield "largest_chat", "chat/completions", json.dumps({"messages": [{"role": "user", "content": largest}]}).encode()
     yield "most_ids", "completions", prompt_body(f"[{'12345,' * (MAX_VALUES - 10)}1]")
     yield "most_texts", "completions", prompt_body("[" + '"a",' * (MAX_VALUES - 10) + '"a"]')
     yield "most_lists", "completions", prompt_body(f"[{'[],' * (MAX_CONTAINERS - 10)}[]]")
     yield "most_keys", "completions", prompt_body(json.dumps({str(i): 1 for i in range(MAX_CONTAINERS - 10)}))
+    yield "wrong_ids", "completions", b'{"allowed_token_ids": [' + b'"a",' * (MAX_VALUES - 10) + b'"a"]}'
     yield "too_many_ids", "completions", prompt_body(f"[{'1,' * (room // 2)}1]")
     yield "too_many_lists", "completions", prompt_body(f"[{'[],' * (room // 3)}[]]")
 
