@@ -53,10 +53,16 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a command line; returns its exit code: 2 after one line on standard error that says what is wrong."""
+    """Run a command line; returns its exit code: 2 after one line on standard error that says what is wrong,
+    or after the help where there is nothing to run.
+    """
     if arguments[:1] == ["serve"]:  # reads its own arguments: argparse cannot pass options on as they are
         return serve.run(arguments[1:])
-    parsed = make_parser().parse_args(arguments)
+    parser = make_parser()
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return 2
+    parsed = parser.parse_args(arguments)
     try:
         code = int(parsed.run(parsed))
         sys.stdout.flush()

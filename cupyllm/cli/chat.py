@@ -49,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             line = _read()
         except EOFError:
+            if sys.stdin.isatty():
+                print()  # what comes next begins a line
             break
         except KeyboardInterrupt:  # the line is given up
             print()

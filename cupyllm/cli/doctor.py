@@ -78,13 +78,19 @@ def examine() -> Iterator[Finding]:
 
 
 def _processor() -> Iterator[Finding]:
+    """The processor, and what the device `cpu` makes of it where `cpu_isa` and `threads` are "auto"."""
     yield Finding("processor", processor_name())
-    if importlib.util.find_spec("numba") is not None:
-        from cupyllm.ops.cpu.isa import available, usable_processors
+    if importlib.util.find_spec("numba") is None:
+        return
+    from cupyllm.ops.cpu.backend import make_ops
+    from cupyllm.ops.cpu.isa import available, usable_processors
 
-        cores, threads = usable_processors()
-        yield Finding("cores", f"{cores} that this process may use, {threads} hardware threads")
-        yield Finding("instruction sets", ", ".join(isa.name for isa in available()))
+    ops, (cores, most) = make_ops("auto", "auto"), usable_processors()
+    others = [isa.name for isa in available() if isa != ops.isa]
+    yield Finding("cores", f"{cores} that this process may use, {most} hardware threads")
+    also = f"; there are also {', '.join(others)}" if others else ""
+    yield Finding("instruction set", f"{ops.isa.name}, which cpu_isa auto chose{also}")
+    yield Finding("threads", f"{ops.threads}, which threads auto chose: one a core; {most} at most")
 
 
 def processor_name() -> str:

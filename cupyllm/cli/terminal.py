@@ -48,7 +48,9 @@ class Stopwatch:
         seconds = self.last_token - self.first_token
         speed = f", {(self.num_tokens - 1) / seconds:.1f} tokens/s" if seconds > 0 and self.num_tokens > 1 else ""
         plural = "" if self.num_tokens == 1 else "s"
-        return f"{self.num_tokens} token{plural}{speed}, first after {self.first_token - self.started:.2f} s"
+        wait = self.first_token - self.started
+        first = f"{wait * 1e3:.0f} ms" if wait < 1 else f"{wait:.2f} s"
+        return f"{self.num_tokens} token{plural}{speed}, first after {first}"
 
 
 class Interrupt:

@@ -30,6 +30,19 @@ def test_the_report_names_what_decides_and_what_auto_chose() -> None:
     assert {"processor", "NumPy", "numba", "huggingface_hub", "llguidance", "emulated device", "dtypes"} <= set(found)
 
 
+def test_the_report_tells_what_the_cpu_engine_would_run_with() -> None:
+    pytest.importorskip("numba")
+    from cupyllm.ops.cpu.isa import available
+    from cupyllm.ops.select import make_backend
+
+    found = {finding.name: finding.value for finding in examine()}
+    ops: Any = make_backend("cpu").ops
+    assert found["instruction set"].startswith(f"{ops.isa.name}, which cpu_isa auto chose")
+    assert found["threads"].startswith(f"{ops.threads}, which threads auto chose")
+    named = set(re.findall(r"\w+", found["instruction set"]))
+    assert {isa.name for isa in available()} <= named
+
+
 def test_what_is_not_installed_comes_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,6 +81,13 @@ def test_the_help_names_every_subcommand(capsys: pytest.CaptureFixture[str]) -> 
         main(["--help"])
     text = capsys.readouterr().out
     assert all(re.search(rf"^    {name}\s+\S", text, re.MULTILINE) for name in NAMES)
+
+
+def test_nothing_to_run_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "examples:\n  python -m cupyllm chat" in shown.err
 
 
 def test_serve_is_the_server(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from tests.cli.terminal_process import SMALL, Terminal, run, terminal
 
 CTRL_C, CTRL_D = b"\x03", b"\x04"
 QUESTION = "What is a page table?"
-FIGURES = r"\[(stopped, )?\d+ tokens?(, [\d.]+ tokens/s)?, first after [\d.]+ s\]\n"
+FIGURES = r"\[(stopped, )?\d+ tokens?(, [\d.]+ tokens/s)?, first after [\d.]+ m?s\]\n"
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,7 @@ def test_a_chat_on_a_terminal_answers_and_shows_its_speed(demo_answer: str) -> N
         shown.type("/set")
         assert "temperature 0" in shown.wait_for("> ")
         shown.press(CTRL_D)
+        shown.wait_for("\n")
         assert shown.end() == 0
 
 
@@ -255,4 +256,5 @@ def test_the_speed_counts_from_the_first_token() -> None:
     watch = Stopwatch(started=0.0, first_token=2.0, last_token=4.0, num_tokens=5)
     assert watch.line() == "5 tokens, 2.0 tokens/s, first after 2.00 s"
     assert Stopwatch(started=0.0, first_token=1.0, last_token=1.0, num_tokens=1).line() == "1 token, first after 1.00 s"
+    assert Stopwatch(started=0.0, first_token=0.0125, last_token=0.0125, num_tokens=1).line().endswith("after 12 ms")
     assert Stopwatch().line() == "no tokens"
