@@ -21,7 +21,7 @@ from starlette.routing import BaseRoute, Route
 import cupyllm
 from cupyllm.api import chat, completions, embeddings, health, live_view, models, responses, tokenize
 from cupyllm.api.errors import json_response
-from cupyllm.api.protocol import answers, live_answers, response_answers
+from cupyllm.api.protocol import answers, chat_answers, live_answers, response_answers, text_answers
 from cupyllm.api.protocol.chat import ChatRequest
 from cupyllm.api.protocol.completions import CompletionRequest
 from cupyllm.api.protocol.embeddings import EmbeddingRequest
@@ -67,8 +67,10 @@ class Bodies:
 
 _ENGINE = (404, 429, 503)  # what can come where the model is named, queued for and run
 _BODIES: dict[Callable[..., Any], Bodies] = {
-    chat.chat_completions: Bodies(ChatRequest, answers.ChatCompletion, answers.ChatCompletionChunk, _ENGINE),
-    completions.completions: Bodies(CompletionRequest, answers.TextCompletion, answers.TextCompletionChunk, _ENGINE),
+    chat.chat_completions: Bodies(ChatRequest, chat_answers.ChatCompletion, chat_answers.ChatCompletionChunk, _ENGINE),
+    completions.completions: Bodies(
+        CompletionRequest, text_answers.TextCompletion, text_answers.TextCompletionChunk, _ENGINE
+    ),
     responses.create_response: Bodies(ResponsesRequest, response_answers.Response, response_answers.AnyEvent, _ENGINE),
     embeddings.embeddings: Bodies(EmbeddingRequest, answers.Embeddings, None, _ENGINE),
     tokenize.tokenize: Bodies(TokenizeRequest, answers.Tokens, None, (404,)),

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from typing_extensions import NotRequired
 
-from cupyllm.api.protocol.answers import Answer, ChatTokenLogprob
+from cupyllm.api.protocol.answers import Answer
+from cupyllm.api.protocol.chat_answers import ChatTokenLogprob
 from cupyllm.api.protocol.responses import FunctionTool
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
