@@ -30,6 +30,7 @@ from cupyllm.beam_search import BeamParams, BeamSearch
 from cupyllm.config import EngineConfig
 from cupyllm.decode_graphs import DecodeGraphs
 from cupyllm.device import Capture, Device
+from cupyllm.engine_stats import EngineStats
 from cupyllm.errors import QueueFullError
 from cupyllm.kv_cache import KVCache
 from cupyllm.model import Model
@@ -50,21 +51,6 @@ log = logging.getLogger(__name__)
 
 NO_IDS: frozenset[int] = frozenset()
 Observer = Callable[[Plan, StepResult, float], None]  # the plan, what it gave, seconds of time.monotonic at its start
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """How full the engine is."""
-
-    num_running: int
-    num_waiting: int
-    num_live_pages: int
-    num_cached_pages: int
-    num_free_pages: int
-    num_preemptions: int
-    num_prefix_queries: int  # prompt tokens that were looked up in the prefix cache
-    num_prefix_hits: int  # and found there
-    num_graph_replays: int  # decode steps that were replayed with one call
 
 
 @dataclass(frozen=True)
@@ -151,18 +137,8 @@ class Engine:
 
     @property
     def stats(self) -> EngineStats:
-        scheduler, allocator = self.scheduler, self.scheduler.allocator
-        return EngineStats(
-            scheduler.num_running,
-            self.num_waiting,
-            allocator.num_live,
-            allocator.num_cached,
-            allocator.num_free,
-            scheduler.num_preemptions,
-            scheduler.num_prefix_queries,
-            scheduler.num_prefix_hits,
-            0 if self.runner.graphs is None else self.runner.graphs.num_replays,
-        )
+        replays = 0 if self.runner.graphs is None else self.runner.graphs.num_replays
+        return EngineStats.of(self.scheduler, num_waiting=self.num_waiting, num_graph_replays=replays)
 
     def check(self, prompt_ids: Seq[int], params: SamplingParams) -> None:
         """Refuse what can never be served: raises RequestError naming the field. Any thread may call it."""

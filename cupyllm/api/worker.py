@@ -29,7 +29,8 @@ from cupyllm.api.live_request import ADMITTED, LiveRequest
 from cupyllm.api.tally import Tally
 from cupyllm.api.waiting_count import WaitingCount
 from cupyllm.beam_search import BeamSearch
-from cupyllm.engine import Engine, EngineStats
+from cupyllm.engine import Engine
+from cupyllm.engine_stats import EngineStats
 from cupyllm.errors import EngineError
 from cupyllm.step_result import StepResult, TokenEvent
 from cupyllm.step_trace import StepTrace

@@ -43,10 +43,11 @@ ALLOWED = {
         "batch", "decode_graphs", "device", "errors", "kv_cache", "model", "ops", "plan", "prompt_reader",
         "sampling_batch", "sequence", "unread",
     },
+    "engine_stats": {"scheduler"},
     "engine": {
-        "admission", "beam_rows", "beam_search", "config", "decode_graphs", "device", "errors", "kv_cache", "model",
-        "model_config", "model_runner", "ops", "page_allocator", "plan", "prefix_cache", "prompt_readout", "sampling",
-        "scheduler", "sequence", "step_result", "unread",
+        "admission", "beam_rows", "beam_search", "config", "decode_graphs", "device", "engine_stats", "errors",
+        "kv_cache", "model", "model_config", "model_runner", "ops", "page_allocator", "plan", "prefix_cache",
+        "prompt_readout", "sampling", "scheduler", "sequence", "step_result", "unread",
     },
     "tokenizer": {"errors", "json_object"},
 }  # fmt: skip
