@@ -214,7 +214,8 @@ def _cache_gib(config: EngineConfig, model: ModelConfig, dtype: str, device: Dev
     """The cache's size in GiB; for "auto" what the weights leave of the free memory, but for a tenth."""
     if config.kv_cache_gib != "auto":
         return config.kv_cache_gib, ""
-    free, weights = device.free_bytes() / 2**30, weight_bytes(model, dtype) / 2**30
+    free = device.free_bytes() / 2**30
+    weights = weight_bytes(model, dtype, int8=config.weights == "int8") / 2**30
     left = 0.9 * free - weights
     sum_shown = f" (auto: 90% of {free:.3g} GiB free - {weights:.3g} GiB of weights)"
     if left <= 0:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cupyllm.checkpoint import Checkpoint
+from cupyllm.device import host_array
 from cupyllm.errors import CheckpointError
 from cupyllm.model_config import ModelConfig
 from cupyllm.number_formats import convert, numpy_type
@@ -22,6 +23,7 @@ from cupyllm.number_formats import convert, numpy_type
 Array = Any  # an array of NumPy, CuPy or the emulator, whichever `upload` returns
 Upload = Callable[[np.ndarray], Array]
 Shape = tuple[int, ...]
+INT8_GROUP = 64  # numbers of a row in one byte each that share a scale of two bytes (ops/cpu/int8.py)
 Parts = tuple["Part", ...]  # stacked in this order
 
 
@@ -122,7 +124,7 @@ def load_weights(
     def load(parts: Parts, name: str) -> Array | None:
         if name == "lm_head" and _has_no_head(checkpoint):
             return None
-        array = np.empty(_stacked_shape(parts), dtype=_host_type(name, dtype))
+        array = host_array(_stacked_shape(parts), _host_type(name, dtype))
         row = 0
         for part in parts:
             stored = _stored_name(part.name, prefix)
@@ -143,7 +145,7 @@ def random_weights(config: ModelConfig, *, dtype: str, seed: int, upload: Upload
     block = np.random.default_rng(seed).standard_normal(1_048_573, dtype=np.float32)
 
     def fill(parts: Parts, name: str) -> Array:
-        array = np.empty(_stacked_shape(parts), dtype=_host_type(name, dtype))
+        array = host_array(_stacked_shape(parts), _host_type(name, dtype))
         values = np.ones_like(block) if name.endswith("norm") else block / np.sqrt(np.float32(array.shape[-1]))
         pattern = np.empty(len(block), dtype=array.dtype)
         convert(values, pattern)
@@ -156,14 +158,18 @@ def random_weights(config: ModelConfig, *, dtype: str, seed: int, upload: Upload
     return _assemble(config, fill)
 
 
-def weight_bytes(config: ModelConfig, dtype: str) -> int:
-    """Bytes that all arrays take, in the dtype asked for."""
+def weight_bytes(config: ModelConfig, dtype: str, *, int8: bool = False) -> int:
+    """Bytes that all arrays take, in the dtype asked for; matrices in int8 if that is asked for."""
     tables = [model_parts(config), *(layer_parts(config, layer) for layer in range(config.num_layers))]
-    return sum(
-        math.prod(_stacked_shape(parts)) * _host_type(name, dtype).itemsize
-        for table in tables
-        for name, parts in table.items()
-    )
+    return sum(_array_bytes(name, parts, dtype, int8) for table in tables for name, parts in table.items())
+
+
+def _array_bytes(name: str, parts: Parts, dtype: str, int8: bool) -> int:
+    shape = _stacked_shape(parts)
+    numbers = math.prod(shape)
+    if int8 and len(shape) == 2:
+        return numbers + 2 * (numbers // INT8_GROUP)
+    return numbers * _host_type(name, dtype).itemsize
 
 
 def check_tensors(checkpoint: Checkpoint, config: ModelConfig) -> None:

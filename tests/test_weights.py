@@ -119,6 +119,16 @@ def test_left_over_rope_frequencies_are_accepted(tmp_path: Path) -> None:
     assert len(load(folder).layers) == 2
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_every_array_begins_at_a_cache_line(tmp_path: Path, dtype: str) -> None:
+    folder = write_tiny_checkpoint(tmp_path, num_layers=3)
+    for weights in (
+        load(folder, dtype),
+        random_weights(read_model_config(folder), dtype=dtype, seed=0, upload=keep),
+    ):
+        assert {array.ctypes.data % 64 for array in arrays_of(weights).values()} == {0}
+
+
 def test_each_array_is_handed_over_once_and_complete(tmp_path: Path) -> None:
     folder = write_tiny_checkpoint(tmp_path)
     checkpoint = Checkpoint.open(folder)

@@ -210,3 +210,12 @@ def test_the_report_has_every_record_and_its_plot(benchmark: Runner, tmp_path: P
     for stem, name in names.items():
         assert f"| {name} | 1 / 2 / 4 s | a peer | 2 / 2 / 2 | 1.00 | ratio >= 0.9 | yes |" in text
         assert (f"](plots/{stem}.svg)" in text) == (stem != "other")
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak from /proc")
+def test_the_peak_of_memory_is_above_the_weights_and_int8_takes_less(benchmark: Runner) -> None:
+    pytest.importorskip("numba", reason="needs numba: pip install 'cupyllm[cpu]'")
+    found = benchmark.rows("cpu_memory", "--rounds", "1")
+    stored, int8, compiling = (found[f"cpu.memory.peak_gib{ending}"] for ending in ("", ".int8", ".no_kernels"))
+    assert stored["peer_value"] < stored["value"] < compiling["value"]
+    assert int8["peer_value"] < 0.55 * stored["peer_value"]

@@ -344,6 +344,16 @@ def test_what_the_machine_does_not_have_is_refused(tmp_path: Path) -> None:
         check_model(odd, 16)
 
 
+def test_an_auto_cache_takes_what_int8_weights_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cupyllm.device.HostDevice.free_bytes", lambda self: 16 * 2**20)
+    llm = LLM("demo", device="cpu", weights="int8", kv_cache_gib="auto")
+    weights, cache = llm.engine.runner.model.weights, llm.engine.runner.cache
+    arrays = [weights.embedding, weights.final_norm, *(a for w in weights.layers for a in vars(w).values())]
+    held = sum(array.nbytes for array in arrays if array is not None)
+    page_bytes = 2 * len(cache.keys) * cache.keys[0][0].nbytes
+    assert cache.num_pages == int(0.9 * 16 * 2**20 - held) // page_bytes
+
+
 def test_int8_weights_of_the_demo_model_take_half_the_memory_and_answer_alike() -> None:
     question, greedy = [{"role": "user", "content": "What is a page table?"}], SamplingParams(temperature=0)
     int8, bf16 = (LLM("demo", device="cpu", weights=weights, kv_cache_gib=0.05) for weights in ("int8", "as stored"))
