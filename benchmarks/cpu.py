@@ -190,12 +190,15 @@ def http_rows(
 
 
 def bursts_in_turns(urls: dict[str, str], rounds: int) -> dict[str, list[Burst]]:
-    for url in urls.values():
-        burst(url)  # warms up
+    """Each server's bursts, after one that warms up. transformers refuses `ignore_eos`; its answers are as long."""
+    extra: dict[str, dict[str, object]] = {name: {"ignore_eos": True} for name in urls}
+    extra["transformers"] = {}
+    for name, url in urls.items():
+        burst(url, 0, extra[name])
     runs: dict[str, list[Burst]] = {name: [] for name in urls}
-    for _ in range(rounds):
+    for number in range(1, rounds + 1):
         for name, url in urls.items():
-            runs[name].append(burst(url))
+            runs[name].append(burst(url, number, extra[name]))
     return runs
 
 

@@ -89,38 +89,41 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def burst(url: str) -> Burst:
-    """8 different prompts of about 130 tokens at once, 64 tokens each, greedy and streamed."""
+def burst(url: str, number: int, extra: dict[str, object]) -> Burst:
+    """8 prompts of about 130 tokens at once, 64 tokens each, greedy and streamed. Bursts of another number have other
+    prompts from their first word on, so that nothing of them is in a cache. `extra` goes into every request.
+    """
     model = httpx.get(f"{url}/v1/models", timeout=60).json()["data"][0]["id"]
     done = threading.Event()
     with ThreadPoolExecutor(NUM_REQUESTS + 1) as pool:
         health = pool.submit(poll_health, url, done)
         start = time.perf_counter()
         try:
-            arrivals = list(pool.map(lambda place: stream(url, model, place), range(NUM_REQUESTS)))
+            arrivals = list(pool.map(lambda place: stream(url, model, f"{number}.{place}", extra), range(NUM_REQUESTS)))
         finally:
             done.set()
         seconds = time.perf_counter() - start
     gaps = [1000 * (b - a) for times in arrivals for a, b in itertools.pairwise(times)]
     firsts = [1000 * (times[0] - start) for times in arrivals]
+    ignores_eos = "ignore_eos" in extra  # then tokens without text, as special ones are, count too
     return Burst(
-        sum(map(len, arrivals)) / seconds,
+        (NUM_REQUESTS * NUM_TOKENS if ignores_eos else sum(map(len, arrivals))) / seconds,
         statistics.median(firsts),
         quantile(gaps, 0.95),
         quantile(health.result(), 0.99),
     )
 
 
-def stream(url: str, model: str, place: int) -> list[float]:
-    """When each token of one request arrived. Models count on; `ignore_eos` is not known to every server."""
-    text = f"Number {place}. " + WORDS * 6 + f"Count to {100 + place} in words."
+def stream(url: str, model: str, title: str, extra: dict[str, object]) -> list[float]:
+    """When each token of one request arrived."""
+    text = f"{title} " + WORDS * 6 + "Count to one hundred in words."
     body = {
         "model": model,
         "messages": [{"role": "user", "content": text}],
         "max_tokens": NUM_TOKENS,
         "temperature": 0,
         "stream": True,
-    }
+    } | extra
     times = []
     with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=120) as response:
         response.raise_for_status()
