@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cupyllm.batch import Batch
-from cupyllm.device import Array
+from cupyllm.device import Array, host_array
 from cupyllm.ops.cpu import rows as row_kernels
 from cupyllm.ops.cpu import sampling as sampling_kernels
 from cupyllm.ops.cpu.attention import paged_attention_kernel
@@ -20,7 +20,7 @@ from cupyllm.sampling_batch import SampleResult, SamplingBatch, TopLogprobs
 
 _NO_VECTOR = np.empty(0, np.float32)
 _NO_MATRIX = np.empty((0, 0), np.float32)
-_BF16 = np.dtype(np.uint16)
+_BF16, _FLOAT32 = np.dtype(np.uint16), np.dtype(np.float32)
 
 
 def _bits(array: Array) -> Array:
@@ -144,9 +144,9 @@ class CpuOps(ReferenceOps):
         width = weight.shape[1]
         lanes = self.isa.lanes_for(width)
         if isinstance(weight, Int8Matrix):
-            packed = np.empty((len(x), width // GROUP * GROUP_BYTES), np.uint8)
+            packed = host_array((len(x), width // GROUP * GROUP_BYTES), np.dtype(np.uint8))
             return linear_kernels(lanes, False, True), weight.rows, packed
         bf16 = bool(weight.dtype == _BF16)
         bf16_dot = bf16 and self.isa.bf16_dot and lanes == self.isa.lanes
-        packed = np.empty((len(x), width), _BF16 if bf16_dot else np.float32)
+        packed = host_array((len(x), width), _BF16 if bf16_dot else _FLOAT32)
         return linear_kernels(lanes, bf16 and not bf16_dot, False), _bits(weight), packed
