@@ -88,29 +88,34 @@ class BatchBuilder:
         self._slots[: len(before)] += ONE
         if rows == before and not plan.page_copies:
             self._longest += 1
+            self._grow(plan)
             for sequence in plan.entering:
                 if sequence.row is not None:  # else preempted by this very plan
-                    self._enter_page(sequence)
+                    self._slots[sequence.row] = self._slot(sequence, sequence.num_computed)
             return
         self._ensure_room(len(rows), max((len(sequence.page_table) for sequence in rows), default=0))
         for row, sequence in enumerate(rows):
             stays = row < len(before) and before[row] is sequence and not plan.page_copies
             if not stays or self._positions[row] % self._page_size == 0:
                 self._fill_row(row, sequence)
+        self._grow(plan)
         self._rows = rows
         self._longest = max((sequence.num_tokens for sequence in rows), default=0)
 
-    def _enter_page(self, sequence: Sequence) -> None:
-        """The row's token is the first of a page."""
-        page_table, row = sequence.page_table, sequence.row
-        self._ensure_room(0, len(page_table))
-        self._page_tables[row, len(page_table) - 1] = page_table[-1]
-        self._slots[row] = page_table[-1] * self._page_size
+    def _grow(self, plan: Plan) -> None:
+        for sequence in plan.growing:
+            if sequence.row is not None:
+                page_table = sequence.page_table
+                self._ensure_room(0, len(page_table))
+                self._page_tables[sequence.row, len(page_table) - 1] = page_table[-1]
+
+    def _slot(self, sequence: Sequence, position: int) -> int:
+        return sequence.page_table[position // self._page_size] * self._page_size + position % self._page_size
 
     def _fill_row(self, row: int, sequence: Sequence) -> None:
-        page_table, position = sequence.page_table, sequence.num_computed
-        self._positions[row] = position
-        self._slots[row] = page_table[position // self._page_size] * self._page_size + position % self._page_size
+        page_table = sequence.page_table
+        self._positions[row] = sequence.num_computed
+        self._slots[row] = self._slot(sequence, sequence.num_computed)
         self._page_tables[row, : len(page_table)] = page_table
         self._page_tables[row, len(page_table) :] = -1
 

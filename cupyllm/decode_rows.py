@@ -152,8 +152,8 @@ class DecodeRows:
     def follow(self, plan: Plan, batches: BatchBuilder, unread: Unread | None) -> None:
         """Send what has changed. A token that the host does not know is taken over from `unread`, on the device."""
         if self._has_tokens and plan.decodes == self._sequences:
-            if plan.entering:
-                self._enter_pages(plan.entering)
+            if plan.growing:
+                self._grow(plan.growing)
         else:
             self._place(plan.decodes, batches, unread)
 
@@ -173,13 +173,14 @@ class DecodeRows:
         self._fields.context_lens[: len(self._sequences)] = -1  # unlike any length, so that all are sent again
         self._is_counted[:] = False
 
-    def _enter_pages(self, entering: list[Sequence]) -> None:
+    def _grow(self, growing: list[Sequence]) -> None:
+        """Send the last page of each of these rows."""
         start, max_pages = self._starts["page_tables"], self._layout.max_pages
         # Who has no row was preempted on the way here; then the rows have changed, and this is not called.
-        rows = [sequence.row for sequence in entering if sequence.row is not None]
-        lasts = [len(sequence.page_table) - 1 for sequence in entering]
+        rows = [sequence.row for sequence in growing if sequence.row is not None]
+        lasts = [len(sequence.page_table) - 1 for sequence in growing]
         places = [start + row * max_pages + last for row, last in zip(rows, lasts, strict=True)]
-        self._send(_Changes([places], [[sequence.page_table[-1] for sequence in entering]]))
+        self._send(_Changes([places], [[sequence.page_table[-1] for sequence in growing]]))
 
     def _place(self, sequences: list[Sequence], batches: BatchBuilder, unread: Unread | None) -> None:
         """Bring every row up to date: who is in it, how long its context is, its pages, and its next token."""
@@ -260,7 +261,8 @@ class DecodeRows:
         """Length and pages of every row's context, as they are before the step."""
         positions = batches.positions
         self._add_if_new(changes, "context_lens", np.arange(len(positions)), positions)
-        width = int(positions.max()) // self._page_size + 1
+        # Up to the page behind that of the longest context, which may be there early.
+        width = min(int(positions.max()) // self._page_size + 2, batches.page_tables.shape[1], self._layout.max_pages)
         wanted = batches.page_tables[:, :width]
         rows, columns = np.nonzero((wanted >= 0) & (wanted != self._fields.page_tables[: len(positions), :width]))
         start = self._starts["page_tables"]

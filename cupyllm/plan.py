@@ -25,14 +25,15 @@ class PlannedChunk:
 class Plan:
     """What one step runs: one token of each decode row, then chunks of prompts.
 
-    `decodes` is in order of rows; `entering` are the sequences whose token was to be the first of a page. Pages are
-    copied (from, to) before anything runs.
+    `decodes` is in order of rows; `entering` are the sequences whose token was to be the first of a page, `growing`
+    those that got a page, for this step or a later one. Pages are copied (from, to) before anything runs.
     """
 
     decodes: list[Sequence]
     prompts: list[PlannedChunk]
     page_copies: list[tuple[int, int]]
     entering: list[Sequence] = field(default_factory=list)
+    growing: list[Sequence] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.prompts)

@@ -13,6 +13,8 @@ here, so a step that was planned can always run. Sequences are ranked by priorit
   prefix cache knows are taken over; the last known token always runs, since its logits are wanted.
 - Sequences that were forked share pages. Who writes to a shared page gets a copy of it first.
 - A paused sequence, a beam that waits for the others of its search, has no row. Its pages stay until they are needed.
+- With more than MOST_GROWING rows, rows get their next page some steps early, so that no more than these get one in a
+  step even if all would need it in the same: what a step sends to the device about pages stays small.
 
 A step in which the same sequences decode costs little: only those that enter a new page are looked at one by one.
 """
@@ -25,6 +27,9 @@ from cupyllm.page_allocator import PageAllocator
 from cupyllm.plan import Plan, PlannedChunk, share_budget
 from cupyllm.prefix_cache import CachedPage, PrefixCache
 from cupyllm.sequence import PENDING, FinishReason, Sequence, by_rank
+
+# Rows that get a page in one step, where that can be chosen.
+MOST_GROWING = 31
 
 
 class Scheduler:
@@ -111,7 +116,7 @@ class Scheduler:
         """Choose the next step's tokens and reserve their pages. An empty plan means there is nothing to run."""
         self._page_copies = []
         try:
-            entering = self._plan_decodes()
+            entering, growing = self._plan_decodes()
             prompts = self._plan_prompts(self.max_step_tokens - len(self.decoding))
             while self.num_running == 0 and self.waiting:
                 self._take_pages_of_paused()
@@ -120,7 +125,7 @@ class Scheduler:
             # Until here a copy's source had a holder of its own, so that no other copy could be planned into it.
             if self._page_copies:
                 self.allocator.release([source for source, _ in self._page_copies])
-        return Plan(list(self.decoding), prompts, self._page_copies, entering)
+        return Plan(list(self.decoding), prompts, self._page_copies, entering, growing)
 
     def commit(self, plan: Plan) -> None:
         """The step ran: the planned prompt chunks have their keys and values in the cache.
@@ -150,33 +155,55 @@ class Scheduler:
             assert sequence.finish_reason is None, f"sequence {sequence.id} is finished and runs"
             assert sequence.num_uncomputed > 0 or sequence in self.paused
             assert sequence.page_table or sequence.num_computed == 0
-            fewest, most = self._pages_for(sequence.num_computed), self._pages_for(sequence.num_tokens)
+            early = min(sequence.num_tokens + self._steps_early(self.max_decode_batch_size), sequence.most_tokens)
+            fewest, most = self._pages_for(sequence.num_computed), self._pages_for(max(sequence.num_tokens, early))
             assert fewest <= len(sequence.page_table) <= most, f"sequence {sequence.id} has too few or too many pages"
 
-    def _plan_decodes(self) -> list[Sequence]:
+    def _plan_decodes(self) -> tuple[list[Sequence], list[Sequence]]:
         """Give every decode row the page that its token goes to; who gets none is preempted and leaves its row.
 
-        Returns the rows that enter a page.
+        Returns the rows that enter a page, and those that got one.
         """
-        for sequence in [sequence for sequence in self.prefilling if sequence.is_decoding]:
+        joining = [sequence for sequence in self.prefilling if sequence.is_decoding]
+        for sequence in joining:
             self.prefilling.remove(sequence)
             sequence.row = len(self.decoding)
             self.decoding.append(sequence)
         page_size, first_of_page = self.page_size, 1 % self.page_size
         entering = [s for s in self.decoding if len(s.token_ids) % page_size == first_of_page]
+        growing = self._choose_growing(entering, all_at_once=bool(joining))
         forked, self._forked = self._forked, []
-        if entering or forked:
-            self._give_pages(entering, forked)
-        return entering
-
-    def _give_pages(self, entering: list[Sequence], forked: list[Sequence]) -> None:
-        """Publish the page that each row leaves and reserve the one that it enters; forked rows may need copies."""
         for sequence in entering:
             self._publish_full_pages(sequence)
-        if not forked and len(entering) <= self.allocator.num_available:  # one for each, so their order is no matter
-            for sequence, page in zip(entering, self.allocator.allocate(len(entering)), strict=True):
+        if not forked and len(growing) <= self.allocator.num_available:  # one for each, so their order is no matter
+            for sequence, page in zip(growing, self.allocator.allocate(len(growing)), strict=True):
                 sequence.page_table.append(page)
-            return
+            return entering, growing
+        self._reserve_by_rank(entering, forked)
+        return entering, entering
+
+    def _choose_growing(self, entering: list[Sequence], *, all_at_once: bool) -> list[Sequence]:
+        """The rows that get their next page now: those that need it first, and everyone before it is needed.
+
+        A step in which a row joins may give one to all: the device is sent more than pages then.
+        """
+        page_size, early = self.page_size, self._steps_early(len(self.decoding))
+        if early == 0:  # but rows that have left may have been so many that others got a page early
+            return [s for s in entering if len(s.token_ids) > len(s.page_table) * page_size]
+        soon = [s for s in self.decoding if len(s.token_ids) + early > len(s.page_table) * page_size]
+        soon = [s for s in soon if len(s.page_table) * page_size < s.most_tokens]
+        if all_at_once or len(soon) <= MOST_GROWING:
+            return soon
+        soon.sort(key=lambda s: len(s.page_table) * page_size - len(s.token_ids))
+        num_needed = sum(len(s.token_ids) > len(s.page_table) * page_size for s in soon)
+        return soon[: max(MOST_GROWING, num_needed)]
+
+    def _steps_early(self, num_rows: int) -> int:
+        """How many steps before it is needed so many rows are given a page, so that MOST_GROWING a step suffice."""
+        return min(max(num_rows - 1, 0) // MOST_GROWING, self.page_size)
+
+    def _reserve_by_rank(self, entering: list[Sequence], forked: list[Sequence]) -> None:
+        """Reserve the page that each row enters, the first in rank first; forked rows may need copies."""
         for sequence in sorted((*entering, *forked), key=by_rank):
             if sequence.row is not None:  # else preempted on the way here, or gone
                 self._reserve(sequence, sequence.num_tokens)
@@ -259,7 +286,7 @@ class Scheduler:
         unheld = sum(not self.allocator.is_live(hit.page) for hit in hits)
         most = min(sequence.num_tokens + 1, sequence.most_tokens)
         wanted = self._pages_for(most) - len(hits) + unheld
-        promised = sum(self._pages_for(s.num_tokens) - len(s.page_table) for s in self.prefilling)
+        promised = sum(max(self._pages_for(s.num_tokens) - len(s.page_table), 0) for s in self.prefilling)
         if wanted + promised > self.allocator.num_available:
             return False
         sequence.page_table = [hit.page for hit in hits]

@@ -19,7 +19,7 @@ from cupyllm.checkpoint import Checkpoint
 from cupyllm.config import EngineConfig
 from cupyllm.cuda.loader import KernelLoader, emulated_loader
 from cupyllm.decode_graphs import bucket_of, context_bucket
-from cupyllm.device import Capture, HostDevice
+from cupyllm.device import Capture, Graph, HostDevice
 from cupyllm.engine import Engine
 from cupyllm.errors import ConfigError, DeviceError
 from cupyllm.kv_cache import allocate_kv_cache
@@ -206,10 +206,15 @@ def test_200_steps_of_every_change_give_the_tokens_of_the_uncaptured_engine(
 
 
 def steady_engine(
-    folder: Path, loader: KernelLoader, count: int, device: HostDevice, params: SamplingParams = GREEDY
+    folder: Path,
+    loader: KernelLoader,
+    count: int,
+    device: HostDevice,
+    params: SamplingParams = GREEDY,
+    num_pages: int = 200,
 ) -> Engine:
     """`count` sequences that decode, with a captured graph, all about to leave the first position of a page."""
-    switches = {"overlap": True, "max_decode_batch_size": 64, "max_prefill_batch_size": 64}
+    switches = {"overlap": True, "max_decode_batch_size": 64, "max_prefill_batch_size": 64, "num_pages": num_pages}
     engine = make_engine(folder, CudaOps(loader, device), capture=loader.capture, device=device, **switches)
     for number in range(count):
         engine.add([number] * 14, params)
@@ -245,6 +250,60 @@ def test_a_captured_step_has_six_launches_a_layer_and_four_around_them(
     engine = steady_engine(folder, loader, count, HostDevice(), params)
     (graph,) = [graph for key, graph in engine.runner.graphs.graphs.items() if key.rows == count]
     assert graph.num_launches == 6 * NUM_LAYERS + around
+
+
+def sent_by_steps(engine: Engine, device: CountingDevice, steps: int) -> list[int]:
+    """Bytes that each step sends."""
+    sent = []
+    for _ in range(steps):
+        device.uploads.clear()
+        engine.step()
+        sent.append(sum(device.uploads))
+    return sent
+
+
+def test_64_rows_that_enter_a_page_in_the_same_step_send_less_than_256_bytes_in_any(
+    folder: Path, loader: KernelLoader
+) -> None:
+    device = CountingDevice()
+    engine = steady_engine(folder, loader, 64, device, num_pages=400)
+    assert len({sequence.num_tokens for sequence in engine.scheduler.decoding}) == 2, "half or more are in step"
+    sent = sent_by_steps(engine, device, 32)
+    assert max(sent) < 256
+    assert sum(sent) == 8 * 64 * 2, "place and page of each row's next page, twice"
+
+
+@pytest.mark.parametrize("length", [13, 14, 15, 16, 17])
+def test_256_rows_in_step_send_less_than_256_bytes_in_any_and_find_their_pages(folder: Path, length: int) -> None:
+    """On the reference ops: what the device computes of the rows from its page tables decides what they answer."""
+    params = replace(GREEDY, max_tokens=40)
+    switches: dict[str, Any] = {"max_decode_batch_size": 256, "max_prefill_batch_size": 256, "max_step_tokens": 8192}
+    answered = []
+    for captures in (True, False):
+        device = CountingDevice()
+        capture: Capture | None = (lambda run, warm_up: Graph(run, 0, 0)) if captures else None
+        engine = make_engine(
+            folder,
+            ReferenceOps(),
+            capture=capture,
+            device=device,
+            num_pages=1200,
+            overlap=True,
+            max_waiting=256,
+            **switches,
+        )
+        sequences = [engine.add([number, *[7] * (length - 1)], params) for number in range(256)]
+        while len(engine.scheduler.decoding) < 256:
+            engine.step()
+        engine.step()
+        if captures:
+            sent = sent_by_steps(engine, device, 34)
+            assert max(sent) < 256
+            assert sum(sent) >= 8 * 256 * 2, "two pages for each row"
+            assert len({sequence.num_tokens for sequence in sequences}) == 1, "all enter their pages in the same step"
+        run_to_end(engine)
+        answered.append(answers(sequences))
+    assert answered[0] == answered[1]
 
 
 def test_a_joining_row_sends_its_own_words_only(folder: Path, loader: KernelLoader) -> None:
