@@ -219,6 +219,18 @@ def test_markdown_is_shown_and_nothing_in_it_runs(stage: Stage, open_page: Opene
     expect(body).to_contain_text("<img src=x onerror=alert(1)><script>alert(1)</script>")
 
 
+@pytest.mark.parametrize("nested", [">" * 3000, "- " * 3000], ids=["quotes", "lists"])
+def test_what_is_nested_without_end_is_shown_as_text(stage: Stage, open_page: Opened, nested: str) -> None:
+    actor, _ = stage
+    page = open_page(actor.server)
+    page.evaluate(
+        "async (nested) => { const { renderMarkdown } = await import('/static/markdown.js');"
+        " document.body.append(renderMarkdown(nested)); }",
+        nested + "deepest",
+    )
+    expect(page.get_by_text("deepest")).to_have_count(1)
+
+
 def test_a_token_tells_what_else_was_likely(server: LiveServer, open_page: Opened) -> None:
     page = open_page(server)
     page.get_by_text("Settings").click()
@@ -326,8 +338,10 @@ def test_a_server_with_keys_asks_for_one(
     with run_server(model_folder, api_key_env="KEYS_OF_THIS_TEST") as live:
         page = open_page(live, expected=(401,))
         dialog = page.get_by_role("dialog", name="API key")
+        expect(dialog.get_by_role("alert")).to_be_hidden()
         dialog.get_by_label("Key").fill("sk-wrong")
         dialog.get_by_role("button", name="Use it").click()
+        expect(dialog.get_by_role("alert")).to_have_text("The server does not accept this API key.")
         dialog.get_by_label("Key").fill("sk-right")
         dialog.get_by_role("button", name="Use it").click()
         expect(dialog).to_be_hidden()

@@ -61,7 +61,7 @@ async function connect() {
     await listModels();
   } catch (error) {
     if (error.status === 401) {
-      openKey();
+      openKey(apiKey() ? error.message : "");
       return;
     }
     $("announce").textContent = error.message;
@@ -71,8 +71,9 @@ async function connect() {
   watchIfSeen();
 }
 
-function openKey() {
+function openKey(refusal) {
   $("key").value = apiKey();
+  $("key-refusal").textContent = refusal;
   if (!$("key-dialog").open) $("key-dialog").showModal();
 }
 
@@ -102,7 +103,7 @@ connect();
 $("show-chat").addEventListener("click", () => showView("chat"));
 $("show-engine").addEventListener("click", () => showView("engine"));
 $("theme").addEventListener("click", changeTheme);
-$("open-key").addEventListener("click", openKey);
+$("open-key").addEventListener("click", () => openKey(""));
 $("open-help").addEventListener("click", () => $("help-dialog").showModal());
 $("close-help").addEventListener("click", () => $("help-dialog").close());
 $("key-dialog").addEventListener("close", () => {

@@ -6,14 +6,16 @@ const FENCE = /^ {0,3}(```+|~~~+)\s*([\w+#.-]*)/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const RULE = /^ {0,3}([-*_])( *\1){2,} *$/;
 const TABLE_LINE = /^ *\|?( *:?-+:? *\|)+ *:?-* *:? *$/;
+const MOST_DEPTH = 20; // of quotes and lists in one another; what is deeper is text
 
 export function renderMarkdown(text) {
   const fragment = document.createDocumentFragment();
-  fragment.append(...blocks(text.replaceAll("\r\n", "\n").split("\n")));
+  fragment.append(...blocks(text.replaceAll("\r\n", "\n").split("\n"), 0));
   return fragment;
 }
 
-function blocks(lines) {
+function blocks(lines, depth) {
+  if (depth > MOST_DEPTH) return [element("p", {}, lines.join("\n"))];
   const made = [];
   let place = 0;
   while (place < lines.length) {
@@ -21,7 +23,7 @@ function blocks(lines) {
       place += 1;
       continue;
     }
-    const [node, next] = block(lines, place);
+    const [node, next] = block(lines, place, depth);
     made.push(node);
     place = next;
   }
@@ -29,7 +31,7 @@ function blocks(lines) {
 }
 
 // The block that begins at a line, and the line after it.
-function block(lines, start) {
+function block(lines, start, depth) {
   const line = lines[start];
   const fence = line.match(FENCE);
   if (fence) return codeBlock(lines, start, fence);
@@ -38,9 +40,9 @@ function block(lines, start) {
   if (RULE.test(line)) return [element("hr"), start + 1];
   if (/^ {0,3}>/.test(line)) {
     const end = runEnd(lines, start, (text) => /^ {0,3}>/.test(text));
-    return [element("blockquote", {}, ...blocks(lines.slice(start, end).map((text) => text.replace(/^ {0,3}> ?/, "")))), end];
+    return [element("blockquote", {}, ...blocks(lines.slice(start, end).map((text) => text.replace(/^ {0,3}> ?/, "")), depth + 1)), end];
   }
-  if (ITEM.test(line)) return list(lines, start);
+  if (ITEM.test(line)) return list(lines, start, depth);
   if (line.includes("|") && TABLE_LINE.test(lines[start + 1] ?? "")) return table(lines, start);
   let end = start + 1;
   while (end < lines.length && lines[end].trim() && !beginsBlock(lines[end])) end += 1;
@@ -63,7 +65,7 @@ function codeBlock(lines, start, [, mark, language]) {
   return [element("div", { class: "code" }, head, element("pre", { tabindex: "0" }, element("code", {}, code))), end + 1];
 }
 
-function list(lines, start) {
+function list(lines, start, depth) {
   const [, indent, mark] = lines[start].match(ITEM);
   const items = [];
   let place = start;
@@ -81,7 +83,7 @@ function list(lines, start) {
       content.push(next.slice(Math.min(inner, next.match(/^ */)[0].length)));
       place += 1;
     }
-    const made = blocks(content);
+    const made = blocks(content, depth + 1);
     items.push(element("li", {}, ...made.flatMap((node, k) => (k === 0 && node.nodeName === "P" ? [...node.childNodes] : [node]))));
     if (!(lines[place] ?? "").trim() && ITEM.test(lines[place + 1] ?? "")) place += 1;
   }
