@@ -45,17 +45,19 @@ def run(arguments: argparse.Namespace) -> int:
         with contextlib.suppress(ImportError):  # not on Windows, which edits lines by itself
             import readline  # noqa: F401
         print(f"{source.name}. /help lists the commands; Ctrl-C stops an answer, Ctrl-D ends.")
-    while not talk.has_ended:
-        try:
-            line = _read()
-        except EOFError:
-            if sys.stdin.isatty():
-                print()  # what comes next begins a line
-            break
-        except KeyboardInterrupt:  # the line is given up
-            print()
-            continue
-        _take(line, talk, source)
+    with interrupts(raising=None):  # while nothing is typed or answered there is nothing to stop
+        while not talk.has_ended:
+            try:
+                with interrupts(raising=1):
+                    line = _read()
+            except EOFError:
+                if sys.stdin.isatty():
+                    print()  # what comes next begins a line
+                break
+            except KeyboardInterrupt:  # the line is given up
+                print()
+                continue
+            _take(line, talk, source)
     return 0
 
 
@@ -78,8 +80,8 @@ def _take(line: str, talk: Conversation, source: Source) -> None:
 def _answer(talk: Conversation, source: Source) -> None:
     """Print the answer while it comes, reasoning dim. What there is when Ctrl-C stops it stays in the conversation."""
     watch, content, stopped, is_thinking = Stopwatch(), "", False, False
-    with interrupts(raising=source.raises_on_interrupt) as interrupt:
-        try:
+    try:
+        with interrupts(raising=1 if source.raises_on_interrupt else 2) as interrupt:
             for piece in source.answer(talk.messages, talk.settings):
                 watch.note(piece.num_tokens)
                 content += piece.text
@@ -89,12 +91,12 @@ def _answer(talk: Conversation, source: Source) -> None:
                 if piece.text:
                     print("\n\n" * is_thinking + printable(piece.text), end="", flush=True)
                     is_thinking = False
-                if interrupt.pressed:
+                if interrupt.num_presses:
                     raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            stopped = True
-        finally:
-            print()
+    except KeyboardInterrupt:
+        stopped = True
+    finally:
+        print()
     if content:
         talk.answered(content)
     else:

@@ -44,15 +44,15 @@ def run(arguments: argparse.Namespace) -> int:
     prompt = _prompt(arguments)
     source, watch = make_source(arguments), Stopwatch()
     code, is_terminal = 0, sys.stdout.isatty()
-    with interrupts(raising=source.raises_on_interrupt) as interrupt:
-        try:
+    try:
+        with interrupts(raising=1 if source.raises_on_interrupt else 2) as interrupt:
             for piece in source.answer(prompt, settings):
                 watch.note(piece.num_tokens)
                 print(printable(piece.text) if is_terminal else piece.text, end="", flush=True)
-                if interrupt.pressed:
+                if interrupt.num_presses:
                     raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            code = 130
+    except KeyboardInterrupt:
+        code = 130
     print()
     if sys.stderr.isatty():
         print(dim(f"[{watch.line()}]", sys.stderr), file=sys.stderr)

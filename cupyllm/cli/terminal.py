@@ -54,22 +54,23 @@ class Stopwatch:
 
 
 class Interrupt:
-    """Whether Ctrl-C was pressed."""
+    """How often Ctrl-C was pressed."""
 
-    pressed = False
+    num_presses = 0
 
 
 @contextmanager
-def interrupts(*, raising: bool) -> Iterator[Interrupt]:
-    """Within it Ctrl-C raises KeyboardInterrupt, or is only noted, so that a step of the engine is not cut in half.
+def interrupts(*, raising: int | None) -> Iterator[Interrupt]:
+    """Within it Ctrl-C is counted, and only press number `raising`, 1 is the first, raises KeyboardInterrupt.
 
-    A second Ctrl-C always raises. Must be called in the main thread.
+    Those before it cut nothing in half, such as a step of the engine; those after it do not cut short what then ends.
+    With None none raises. Must be called in the main thread.
     """
     interrupt = Interrupt()
 
     def handle(number: int, frame: FrameType | None) -> None:
-        seen, interrupt.pressed = interrupt.pressed, True
-        if raising or seen:
+        interrupt.num_presses += 1
+        if interrupt.num_presses == raising:
             raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, handle)

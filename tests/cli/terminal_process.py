@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
 import pty
 import re
@@ -14,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-m", "cupyllm"]
+COMMAND = (sys.executable, "-m", "cupyllm")
+INTERRUPTED = (sys.executable, "-m", "tests.cli.interrupted")
 SMALL = ["--device", "reference", "--kv_cache_gib", "0.05"]
 SECONDS = 60
 
@@ -24,10 +27,12 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "TERM": "dumb", "NO_COLOR": "1", "CUPYLLM_API_KEY": "", **more}
 
 
-def run(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, stdin: str = "", command: tuple[str, ...] = COMMAND, **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run to the end, with pipes for a terminal."""
     return subprocess.run(
-        [*COMMAND, *arguments],
+        [*command, *arguments],
         input=stdin,
         capture_output=True,
         text=True,
@@ -45,6 +50,9 @@ class Terminal:
         self.text = ""  # all that was shown
         self._fd = fd
         self._read_to = 0
+        # Of a character, or of a line's end, one read may bring the first half only.
+        utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
 
     def wait_for(self, pattern: str) -> str:
         """Read until what was not waited for before holds the pattern; returns all up to its end."""
@@ -61,7 +69,7 @@ class Terminal:
                 except OSError:  # the process has ended
                     new = b""
                 assert new, f"it ended without {pattern!r}; there is: {self.text!r}"
-                self.text += new.decode("utf-8", "replace").replace("\r\n", "\n")
+                self.text += self._decoder.decode(new)
 
     def type(self, line: str) -> None:
         """A line and the return key."""
@@ -70,27 +78,17 @@ class Terminal:
     def press(self, key: bytes) -> None:
         os.write(self._fd, key)
 
-    def press_until(self, key: bytes, pattern: str) -> None:
-        """Press a key until the pattern shows: readline misses a Ctrl-C between its prompt and its wait for keys."""
-        deadline = time.monotonic() + SECONDS
-        while not re.search(pattern, self.text[self._read_to :]):
-            assert time.monotonic() < deadline, f"pressed in vain for {pattern!r}; there is: {self.text!r}"
-            self.press(key)
-            while select.select([self._fd], [], [], 0.2)[0]:
-                self.text += os.read(self._fd, 65536).decode("utf-8", "replace").replace("\r\n", "\n")
-        self._read_to = len(self.text)
-
     def end(self) -> int:
         """The exit code, once it has ended by itself."""
         return self.process.wait(SECONDS)
 
 
 @contextmanager
-def terminal(*arguments: str, **variables: str) -> Iterator[Terminal]:
+def terminal(*arguments: str, command: tuple[str, ...] = COMMAND, **variables: str) -> Iterator[Terminal]:
     """Run on a terminal."""
     own, theirs = pty.openpty()
     process = subprocess.Popen(
-        [*COMMAND, *arguments],
+        [*command, *arguments],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
