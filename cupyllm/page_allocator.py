@@ -27,7 +27,7 @@ class PageAllocator:
         self.num_pages = num_pages
         self.on_reuse = on_reuse
         self.touched: set[int] | None = None
-        self._free = deque(range(num_pages))
+        self._free = deque(range(num_pages))  # given back last, handed out first: that memory is nearer
         self._cached: OrderedDict[int, None] = OrderedDict()  # let go longest ago first
         self._published: set[int] = set()
         self._holders = [0] * num_pages
@@ -80,7 +80,7 @@ class PageAllocator:
         self._published.remove(page)
         if page in self._cached:
             del self._cached[page]
-            self._free.append(page)
+            self._free.appendleft(page)
             self._touch([page])
 
     def share(self, pages: list[int]) -> None:
@@ -106,7 +106,7 @@ class PageAllocator:
             if page in self._published:
                 self._cached[page] = None
             else:
-                self._free.append(page)
+                self._free.appendleft(page)
 
     def check_integrity(self, page_tables: Iterable[list[int]]) -> None:
         """Assert that counts, lists and the page tables of all sequences tell the same story."""

@@ -181,6 +181,17 @@ def test_a_rows_product_is_the_same_alone_and_in_any_batch(isa: Any, dtype: str)
             np.testing.assert_array_equal(op(x[:size]), alone[:size])
 
 
+@EACH_KIND
+def test_a_product_of_long_rows_is_right_and_the_same_in_any_batch(isa: Any, dtype: str) -> None:
+    ops, length = CpuOps(isa, 2), 4160  # longer than the pieces that a few and many tokens are taken in
+    weight, wide = stored(random(39, length) / 8, dtype)
+    x = random(70, length, seed=2)
+    alone = np.concatenate([ops.linear(x[t : t + 1], weight) for t in range(70)])
+    np.testing.assert_allclose(alone, REFERENCE.linear(x, wide), rtol=0, atol=product_tolerance(ops, dtype, x, wide))
+    for size in (2, 4, 5, 8, 9, 16, 17, 70):
+        np.testing.assert_array_equal(ops.linear(x[:size], weight), alone[:size])
+
+
 @pytest.mark.parametrize("window", [None, 30])
 @pytest.mark.parametrize("page_size", [3, 16])
 def test_a_querys_attention_is_the_same_in_a_prompt_and_as_a_decode_row(window: int | None, page_size: int) -> None:
@@ -227,6 +238,25 @@ def test_int8_products_are_those_of_the_quantised_numbers(isa: Any, num_tokens: 
         np.testing.assert_array_equal(ops.linear(x[t : t + 1], matrix, bias, norm=norm)[0], y[t])
         np.testing.assert_array_equal(ops.gate_up_silu_mul(x[t : t + 1], matrix, norm=norm)[0], hidden[t])
     np.testing.assert_array_equal(ops.embedding(np.array([373, 0], np.int32), matrix), rounded[[373, 0]])
+
+
+@pytest.mark.parametrize("isa", available(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("length", [1024, 1088, 2240, 4096])
+def test_int8_rows_of_whole_bundles_and_of_some_groups_more(isa: Any, length: int) -> None:
+    ops, weight = CpuOps(isa, 2), random(21, length) / 8
+    weight[:, -64:] *= 50  # the last group counts, whatever it is put beside
+    matrix, x = ops.quantise(weight), random(40, length, seed=2)
+    rounded = matrix.dequantised()
+    steps = np.abs(weight.reshape(21, -1, 64)).max(axis=2, keepdims=True) / 127
+    assert np.all(np.abs(rounded - weight).reshape(21, -1, 64) <= 0.51 * steps)
+    groups = x.reshape(40, -1, 64)
+    scales = np.abs(groups).max(axis=2, keepdims=True) / 127
+    expected = (np.rint(groups / scales) * scales).reshape(40, length).astype(np.float64) @ rounded.T
+    alone = np.concatenate([ops.linear(x[t : t + 1], matrix) for t in range(40)])
+    np.testing.assert_allclose(alone, expected, rtol=0, atol=1e-5 * float(np.abs(expected).max()))
+    for size in (2, 5, 8, 9, 16, 17, 40):
+        np.testing.assert_array_equal(ops.linear(x[:size], matrix), alone[:size])
+    np.testing.assert_array_equal(ops.embedding(np.array([20, 0], np.int32), matrix), rounded[[20, 0]])
 
 
 def test_int8_keeps_what_is_not_finite_and_zeros() -> None:

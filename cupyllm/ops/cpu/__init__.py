@@ -2,9 +2,11 @@
 
 isa.py        which instruction sets there are, and which this machine has
 vectors.py    the few vector instructions the tiles are built of, as LLVM IR
-dot_tile.py   4 rows of weights by up to 4 rows of activations: the heart of every product
+dot_tile.py   a few rows of weights by a few rows of activations: the heart of every product
 mix_tile.py   the weighted sum of value rows: the other half of attention
 numerics.py   exp, rounding and widening of single numbers
+pack.py       activations as the tiles read them; int8.py, the same for weights of one byte
+products.py   a block of weights by one token, a few, or many: in which order its tiles are computed
 linear.py     linear, gate/up with SiLU * up, logits
 attention.py  attention over pages, of prompts and decode rows alike
 rope.py       RoPE and the write to the cache

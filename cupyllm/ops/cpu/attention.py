@@ -16,12 +16,12 @@ import numpy as np
 from cupyllm.ops.cpu.compile import kernel, part, part_in_any_order
 from cupyllm.ops.cpu.dot_tile import dot_tile
 from cupyllm.ops.cpu.mix_tile import mix_tile
-from cupyllm.ops.cpu.numerics import exp
+from cupyllm.ops.cpu.numerics import ask_for, exp, load_number, store_number
 from cupyllm.ops.cpu.team import share_out
 
 BLOCK = 64  # key positions
 UNIT_TOKENS = 8
-_HIDDEN = np.float32(-np.inf)
+_HIDDEN, _ZERO = np.float32(-np.inf), np.float32(0)
 
 
 @cache
@@ -99,18 +99,22 @@ def attend(
     end = unit.position + unit.num_tokens
     for start in range(begin // BLOCK * BLOCK, end, BLOCK):
         stop = min(start + BLOCK, end)
+        if unit.num_tokens == 1:  # the values of this block, and the keys of the next: else the cache has them
+            ask(values, page_table, max(start, begin), stop, unit.kv_head, D)
+            ask(keys, page_table, stop, min(stop + BLOCK, end), unit.kv_head, D)
         for p, run, offset in page_runs(page_table, page_size, max(start, begin), stop):
             score(scores, p - start, queries, keys, (offset * KH + unit.kv_head) * D, run, D, LANES)
         for row in range(R):
             position = unit.position + row // G
-            seen_from = max(position - window + 1, 0) if window else 0
-            soften(scores[row], seen_from - start, position + 1 - start, row, largest, weight_sum, total)
+            hide(scores, row, position - window + 1 - start if window else 0, position + 1 - start)
+        soften(scores, largest, weight_sum, total)
         for p, run, offset in page_runs(page_table, page_size, max(start, begin), stop):
             mix(total, scores, p - start, values, (offset * KH + unit.kv_head) * D, run, D, VECTORS, LANES)
     for row in range(R):
         token, head = unit.first + row // G, unit.kv_head * G + row % G
+        place = (token * q.shape[1] + head) * D
         for d in range(D):
-            out[token, head * D + d] = total[row, d] / weight_sum[row]
+            store_number(out, place + d, load_number(total, row * D + d) / weight_sum[row])
 
 
 @part
@@ -125,16 +129,26 @@ def page_runs(page_table: Any, page_size: int, start: int, stop: int) -> Any:
 
 
 @part
+def ask(memory: Any, page_table: Any, start: int, stop: int, kv_head: int, D: int) -> None:
+    """Have the keys or values of the positions from start to stop brought closer, while others are worked on."""
+    KH = memory.shape[2]
+    for _, run, offset in page_runs(page_table, memory.shape[1], start, stop):
+        for slot in range(offset, offset + run):
+            ask_for(memory, (slot * KH + kv_head) * D, D)
+
+
+@part
 def load_queries(queries: Any, q: Any, unit: Any, G: int, D: int, PAIRS: bool, LANES: int) -> None:
-    """queries[token * G + head] = q / sqrt(D), in the order in which dot_tile meets the keys (`pack` in linear.py)."""
+    """queries[token * G + head] = q / sqrt(D), in the order in which dot_tile meets the keys (pack.py)."""
     scale = np.float32(1) / np.sqrt(np.float32(D))
     for row in range(len(queries)):
         token, head = unit.first + row // G, unit.kv_head * G + row % G
+        place = (token * q.shape[1] + head) * D
         for d in range(0, D, 2 * LANES):
             for lane in range(LANES):
                 even, odd = (d + 2 * lane, d + 2 * lane + 1) if PAIRS else (d + lane, d + LANES + lane)
-                queries[row, d + lane] = q[token, head, even] * scale
-                queries[row, d + LANES + lane] = q[token, head, odd] * scale
+                store_number(queries, row * D + d + lane, load_number(q, place + even) * scale)
+                store_number(queries, row * D + d + LANES + lane, load_number(q, place + odd) * scale)
 
 
 @part
@@ -143,40 +157,58 @@ def score(scores: Any, column: int, queries: Any, keys: Any, offset: int, count:
     R, stride = len(queries), keys.shape[2] * D
     j = 0
     while j + 4 <= count:
-        key, row = offset + j * stride, 0
-        while row + 4 <= R:
-            place = row * BLOCK + column + j
-            dot_tile(scores, place, BLOCK, keys, key, stride, queries, row * D, D, scores, 0, 0, D, D, 4, 4, LANES, 0)
-            row += 4
-        while row < R:
-            place = row * BLOCK + column + j
-            dot_tile(scores, place, BLOCK, keys, key, stride, queries, row * D, D, scores, 0, 0, D, D, 4, 1, LANES, 0)
-            row += 1
+        key = offset + j * stride
+        for row in range(0, R, 4):
+            place, end = row * BLOCK + column + j, R - 1 - row
+            dot_tile(
+                scores, place, BLOCK, keys, key, stride, queries, row * D, D, end, scores, 0, 0, D, D, 0, 4, 4, LANES, 0
+            )
         j += 4
     while j < count:
-        for row in range(R):
-            place = row * BLOCK + column + j
-            key = offset + j * stride
-            dot_tile(scores, place, BLOCK, keys, key, stride, queries, row * D, D, scores, 0, 0, D, D, 1, 1, LANES, 0)
+        key = offset + j * stride
+        for row in range(0, R, 4):
+            place, end = row * BLOCK + column + j, R - 1 - row
+            dot_tile(
+                scores, place, BLOCK, keys, key, stride, queries, row * D, D, end, scores, 0, 0, D, D, 0, 1, 4, LANES, 0
+            )
         j += 1
 
 
 @part
-def soften(block: Any, seen_from: int, seen_to: int, row: int, largest: Any, weight_sum: Any, total: Any) -> None:
-    """Turn a row's scores of one block into weights, and scale what was summed before to the new maximum."""
-    for j in range(BLOCK):
-        block[j] = block[j] if seen_from <= j < seen_to else _HIDDEN
-    new_largest = max(largest[row], largest_of(block))
-    if new_largest == _HIDDEN:  # nothing seen so far
-        block[:] = np.float32(0)
-        return
-    for j in range(BLOCK):
-        block[j] = exp(block[j] - new_largest)
-    shrink = exp(largest[row] - new_largest)
-    weight_sum[row] = weight_sum[row] * shrink + sum_of(block)
-    largest[row] = new_largest
-    for d in range(total.shape[1]):
-        total[row, d] *= shrink
+def hide(scores: Any, row: int, seen_from: int, seen_to: int) -> None:
+    """Of one block, leave a row the scores of the keys that its token sees."""
+    if seen_from > 0 or seen_to < BLOCK:
+        for j in range(BLOCK):
+            is_seen = seen_from <= j < seen_to
+            store_number(scores, row * BLOCK + j, load_number(scores, row * BLOCK + j) if is_seen else _HIDDEN)
+
+
+@part
+def soften(scores: Any, largest: Any, weight_sum: Any, total: Any) -> None:
+    """Turn one block's scores into weights, and scale what was summed before to each row's new maximum.
+
+    All rows are taken from one step to the next together: a row alone would wait for each of its steps to end.
+    """
+    R, D = total.shape
+    shrink = np.empty(R, np.float32)
+    for row in range(R):
+        shrink[row], largest[row] = largest[row], max(largest[row], largest_of(scores, row * BLOCK))
+    for row in range(R):
+        shrink[row] = exp(shrink[row] - base_of(largest[row]))
+    for row in range(R):
+        base = base_of(largest[row])
+        for place in range(row * BLOCK, (row + 1) * BLOCK):
+            store_number(scores, place, exp(load_number(scores, place) - base))
+    for row in range(R):
+        weight_sum[row] = weight_sum[row] * shrink[row] + sum_of(scores, row * BLOCK)
+        for place in range(row * D, (row + 1) * D):
+            store_number(total, place, load_number(total, place) * shrink[row])
+
+
+@part
+def base_of(largest: Any) -> Any:
+    """What is taken off the scores: where all are hidden, any number makes all weights 0."""
+    return _ZERO if largest == _HIDDEN else largest
 
 
 @part
@@ -186,30 +218,24 @@ def mix(
     """total[row] += the sum of weights[row, column + j] * value j, for `count` values of one page from `offset`."""
     stride = values.shape[2] * D
     for d in range(0, D, VECTORS * LANES):
-        row = 0
-        while row + 4 <= len(total):
-            out, weight = row * D + d, row * BLOCK + column
-            mix_tile(total, out, D, weights, weight, BLOCK, values, offset + d, stride, count, 4, VECTORS, LANES)
-            row += 4
-        while row < len(total):
-            out, weight = row * D + d, row * BLOCK + column
-            mix_tile(total, out, D, weights, weight, BLOCK, values, offset + d, stride, count, 1, VECTORS, LANES)
-            row += 1
+        for row in range(0, len(total), 4):
+            out, weight, end = row * D + d, row * BLOCK + column, len(total) - 1 - row
+            mix_tile(total, out, D, weights, weight, BLOCK, end, values, offset + d, stride, count, 4, VECTORS, LANES)
 
 
 @part_in_any_order
-def largest_of(block: Any) -> Any:
-    """The largest of a block's scores."""
-    largest = block[0]
+def largest_of(scores: Any, offset: int) -> Any:
+    """The largest of one row's scores of a block."""
+    largest = load_number(scores, offset)
     for j in range(1, BLOCK):
-        largest = max(largest, block[j])
+        largest = max(largest, load_number(scores, offset + j))
     return largest
 
 
 @part_in_any_order
-def sum_of(block: Any) -> Any:
-    """The sum of a block's weights, those of hidden keys (0) included."""
-    total = np.float32(0)
+def sum_of(scores: Any, offset: int) -> Any:
+    """The sum of one row's weights of a block, those of hidden keys (0) included."""
+    total = _ZERO
     for j in range(BLOCK):
-        total += block[j]
+        total += load_number(scores, offset + j)
     return total

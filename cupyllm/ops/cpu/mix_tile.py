@@ -1,6 +1,6 @@
 """The tile of the second half of attention: rows of weights times rows of values, summed, in registers.
 
-    out[r, d] += sum over j of p[r, j] * v[j, d]        r < ROWS (1 or 4), d < VECTORS * lanes
+    out[r, d] += sum over j of p[r, j] * v[j, d]        r < ROWS (4), d < VECTORS * lanes
 
 Each output adds its products in order of j, one after another, whichever tile it was computed in.
 """
@@ -17,6 +17,7 @@ from cupyllm.ops.cpu.vectors import (
     I64,
     Builder,
     Value,
+    at_most,
     data_pointer,
     load,
     load_widened,
@@ -31,15 +32,17 @@ from cupyllm.ops.cpu.vectors import (
 def _mix_tile(
     typing_context: Any,
     out: Any, out_offset: Any, out_stride: Any,
-    p: Any, p_offset: Any, p_stride: Any,
+    p: Any, p_offset: Any, p_stride: Any, last: Any,
     v: Any, v_offset: Any, v_stride: Any,
     count: Any, ROWS: Any, VECTORS: Any, LANES: Any,
 ) -> Any:  # fmt: skip
     """Add to a tile of out (float32). Offsets and strides between rows are in elements; `count` >= 1 values are mixed.
 
-    p is float32; v is float32, FP16 or BF16.
+    Rows after `last` are computed as that one again. p is float32; v is float32, FP16 or BF16.
     """
-    arguments = (out, out_offset, out_stride, p, p_offset, p_stride, v, v_offset, v_stride, count, ROWS, VECTORS, LANES)
+    arguments = (
+        out, out_offset, out_stride, p, p_offset, p_stride, last, v, v_offset, v_stride, count, ROWS, VECTORS, LANES,
+    )  # fmt: skip
     rows, vectors, lanes = (literal.literal_value for literal in (ROWS, VECTORS, LANES))
 
     def generate(context: Any, builder: Builder, signature: Any, values: Any) -> Value:
@@ -49,10 +52,11 @@ def _mix_tile(
         ]
         out_pointer = data_pointer(context, builder, out, values[0], numbers[1])
         p_pointer = data_pointer(context, builder, p, values[3], numbers[4])
-        v_pointer = data_pointer(context, builder, v, values[6], numbers[7])
+        v_pointer = data_pointer(context, builder, v, values[7], numbers[8])
+        row_numbers = [at_most(builder, number(row), numbers[6]) for row in range(rows)]
         places = [
-            builder.add(builder.mul(numbers[2], number(row)), number(lanes * vector))
-            for row in range(rows)
+            builder.add(builder.mul(numbers[2], row), number(lanes * vector))
+            for row in row_numbers
             for vector in range(vectors)
         ]
         before, body = builder.block, builder.append_basic_block("mix_step")
@@ -63,14 +67,14 @@ def _mix_tile(
         j = builder.phi(I64)
         j.add_incoming(number(0), before)
         totals = [builder.phi(vector_type(lanes)) for _ in places]
-        v_row = builder.mul(j, numbers[8])
+        v_row = builder.mul(j, numbers[9])
         vs = [
             load_widened(builder, v.dtype, v_pointer, builder.add(v_row, number(lanes * vector)), lanes)
             for vector in range(vectors)
         ]
         new_totals = []
-        for row in range(rows):
-            place = builder.add(builder.mul(numbers[5], number(row)), j)
+        for row, row_number in enumerate(row_numbers):
+            place = builder.add(builder.mul(numbers[5], row_number), j)
             weight = splat(builder, load(builder, p_pointer, place, F32), lanes)
             mine = totals[row * vectors : (row + 1) * vectors]
             new_totals += [multiply_add(builder, weight, value, total) for value, total in zip(vs, mine, strict=True)]
@@ -79,7 +83,7 @@ def _mix_tile(
         for total, start, new_total in zip(totals, starts, new_totals, strict=True):
             total.add_incoming(start, before)
             total.add_incoming(new_total, body)
-        builder.cbranch(builder.icmp_signed("<", next_j, numbers[9]), body, after)
+        builder.cbranch(builder.icmp_signed("<", next_j, numbers[10]), body, after)
         builder.position_at_end(after)
         for place, new_total in zip(places, new_totals, strict=True):
             store(builder, new_total, out_pointer, place)

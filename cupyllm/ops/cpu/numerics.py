@@ -7,9 +7,23 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from cupyllm.ops.cpu.compile import instruction, part
-from cupyllm.ops.cpu.vectors import BF16, F32, FP16, I32, Builder, Value, data_pointer, number, store
+from cupyllm.ops.cpu.vectors import (
+    BF16,
+    F32,
+    FP16,
+    I32,
+    LINE,
+    Builder,
+    Value,
+    data_pointer,
+    number,
+    prefetch,
+    round_to_bf16,
+    store,
+)
 
 # Cody and Waite: ln 2 in two parts, so that x - n * ln 2 keeps all bits. The polynomial is that of Cephes' expf.
 _LOG2_E = np.float32(1.44269504)
@@ -45,42 +59,11 @@ def _store_number(typing_context: Any, array: Any, offset: Any, value: Any) -> A
         if array.dtype == FP16:
             stored = builder.fptrunc(stored, ir.HalfType())
         elif array.dtype == BF16:
-            stored = _round_to_bf16(builder, stored)
+            stored = round_to_bf16(builder, stored)
         store(builder, stored, pointer, ir.Constant(ir.IntType(64), 0))
         return context.get_dummy_value()
 
     return types.void(array, offset, value), generate
-
-
-def _store_bits(typing_context: Any, array: Any, offset: Any, value: Any) -> Any:
-    """Write a number of 32 bits over four bytes of a uint8 array."""
-    bits = value if value in (types.int32, types.float32) else types.int32
-
-    def generate(context: Any, builder: Builder, signature: Any, values: Any) -> Value:
-        offset_value = context.cast(builder, values[1], offset, types.int64)
-        store(
-            builder,
-            context.cast(builder, values[2], value, bits),
-            data_pointer(context, builder, array, values[0], offset_value),
-            number(0),
-        )
-        return context.get_dummy_value()
-
-    return types.void(array, offset, value), generate
-
-
-def _round_to_bf16(builder: Builder, value: Value) -> Value:
-    """The upper 16 bits of a float32, rounded to nearest even; a NaN stays one."""
-
-    def constant(number: int) -> Value:
-        return ir.Constant(I32, number)
-
-    bits = builder.bitcast(value, I32)
-    upper = builder.lshr(bits, constant(16))
-    half = builder.add(constant(0x7FFF), builder.and_(upper, constant(1)))
-    rounded = builder.lshr(builder.add(bits, half), constant(16))
-    is_nan = builder.fcmp_unordered("uno", value, value)
-    return builder.trunc(builder.select(is_nan, builder.or_(upper, constant(0x40)), rounded), ir.IntType(16))
 
 
 def _power_of_two(typing_context: Any, exponent: Any) -> Any:
@@ -93,8 +76,36 @@ def _power_of_two(typing_context: Any, exponent: Any) -> Any:
     return types.float32(exponent), generate
 
 
+def _ask_for(typing_context: Any, array: Any, offset: Any, COUNT: Any) -> Any:
+    """Have COUNT numbers of an array's memory, from `offset` on, brought into the L2 cache."""
+    count = COUNT.literal_value
+
+    def generate(context: Any, builder: Builder, signature: Any, values: Any) -> Value:
+        pointer = data_pointer(
+            context, builder, array, values[0], context.cast(builder, values[1], offset, types.int64)
+        )
+        for place in range(0, count, LINE * 8 // array.dtype.bitwidth):
+            prefetch(builder, builder.gep(pointer, [number(place)]))
+        return context.get_dummy_value()
+
+    return types.void(array, offset, COUNT), generate
+
+
+def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c in float32, rounded once where the machine has an instruction for it."""
+
+    def generate(context: Any, builder: Builder, signature: Any, values: Any) -> Value:
+        return builder.call(
+            cgutils.get_or_insert_function(builder.module, ir.FunctionType(F32, [F32] * 3), "llvm.fmuladd.f32"),
+            [context.cast(builder, value, kind, types.float32) for value, kind in zip(values, (a, b, c), strict=True)],
+        )
+
+    return types.float32(a, b, c), generate
+
+
+ask_for = instruction(_ask_for)
+fused = instruction(_fused)
 load_number = instruction(_load_number)
-store_bits = instruction(_store_bits)
 store_number = instruction(_store_number)
 _as_power_of_two = instruction(_power_of_two)
 
@@ -105,10 +116,10 @@ def exp(x: Any) -> Any:
     loops over it become vectors.
     """
     inside = min(max(x, _EXP_LOWEST), _EXP_HIGHEST)
-    n = np.floor(inside * _LOG2_E + _HALF)
-    r = (inside - n * _LN2_HIGH) - n * _LN2_LOW
-    p = ((((_P5 * r + _P4) * r + _P3) * r + _P2) * r + _P1) * r + _P0
-    y = (p * (r * r) + r + _ONE) * _as_power_of_two(np.int32(n))
+    n = np.floor(fused(inside, _LOG2_E, _HALF))
+    r = fused(n, -_LN2_LOW, fused(n, -_LN2_HIGH, inside))
+    p = fused(fused(fused(fused(fused(_P5, r, _P4), r, _P3), r, _P2), r, _P1), r, _P0)
+    y = fused(p, r * r, r + _ONE) * _as_power_of_two(np.int32(n))
     y = _ZERO if x < _EXP_LOWEST else y
     return _INFINITY if x > _EXP_HIGHEST else y
 

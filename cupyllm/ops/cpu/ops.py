@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from cupyllm.batch import Batch
-from cupyllm.device import Array, host_array
+from cupyllm.device import Array
 from cupyllm.ops.cpu import rows as row_kernels
 from cupyllm.ops.cpu import sampling as sampling_kernels
 from cupyllm.ops.cpu.attention import paged_attention_kernel
-from cupyllm.ops.cpu.dot_tile import GROUP, GROUP_BYTES
-from cupyllm.ops.cpu.int8 import Int8Matrix, embedding_int8, quantise_rows
+from cupyllm.ops.cpu.dot_tile import LANES_INT8
+from cupyllm.ops.cpu.int8 import Int8Matrix, embedding_int8, empty_int8, quantise_rows
 from cupyllm.ops.cpu.isa import Isa
 from cupyllm.ops.cpu.linear import LinearKernels, linear_kernels
 from cupyllm.ops.cpu.rope import rope_kernel
@@ -19,8 +19,9 @@ from cupyllm.ops.reference import Norm, ReferenceOps
 from cupyllm.sampling_batch import SampleResult, SamplingBatch, TopLogprobs
 
 _NO_VECTOR = np.empty(0, np.float32)
+_NO_BF16, _NO_BYTES = np.empty(0, np.uint16), np.empty(0, np.uint8)
 _NO_MATRIX = np.empty((0, 0), np.float32)
-_BF16, _FLOAT32 = np.dtype(np.uint16), np.dtype(np.float32)
+_BF16 = np.dtype(np.uint16)
 
 
 def _bits(array: Array) -> Array:
@@ -65,18 +66,18 @@ class CpuOps(ReferenceOps):
     ) -> Array:
         """linear.py"""
         y = np.empty((len(x), len(weight)), np.float32)
-        kernels, w, packed = self._operands(x, weight)
+        kernels, w, packed_like = self._operands(weight)
         norm_weight, eps = norm or (_NO_VECTOR, 0.0)
         bias = w[0, :0] if bias is None else _bits(bias)  # none: an empty array, of the type that one would have
         residual = _NO_MATRIX if residual is None else residual
-        self._team.run(kernels.linear, y, x, w, bias, residual, norm_weight, eps, packed)
+        self._team.run(kernels.linear, y, x, w, bias, residual, norm_weight, eps, packed_like)
         return y
 
     def gate_up_silu_mul(self, x: Array, weight: Array, *, norm: Norm) -> Array:
         """linear.py"""
         y = np.empty((len(x), len(weight) // 2), np.float32)
-        kernels, w, packed = self._operands(x, weight)
-        self._team.run(kernels.gate_up_silu_mul, y, x, w, norm.weight, norm.eps, packed)
+        kernels, w, packed_like = self._operands(weight)
+        self._team.run(kernels.gate_up_silu_mul, y, x, w, norm.weight, norm.eps, packed_like)
         return y
 
     def silu_mul(self, gate_up: Array) -> Array:
@@ -135,18 +136,15 @@ class CpuOps(ReferenceOps):
 
     def quantise(self, matrix: np.ndarray) -> Int8Matrix:
         """The matrix (N, K), in a type of weights, in one byte for each number and a scale for every 64."""
-        rows = np.empty((len(matrix), matrix.shape[1] // GROUP * (GROUP + 2)), np.uint8)
-        quantise_rows(rows, _bits(matrix))
-        return Int8Matrix(rows)
+        quantised = empty_int8(*matrix.shape)
+        quantise_rows(quantised.rows, _bits(matrix))
+        return quantised
 
-    def _operands(self, x: Array, weight: Array) -> tuple[LinearKernels, Array, Array]:
-        """The kernels for these weights, the weights, and room for the activations as the kernels read them."""
-        width = weight.shape[1]
-        lanes = self.isa.lanes_for(width)
+    def _operands(self, weight: Array) -> tuple[LinearKernels, Array, Array]:
+        """The kernels for these weights, the weights, and an array of the type that they take activations in."""
         if isinstance(weight, Int8Matrix):
-            packed = host_array((len(x), width // GROUP * GROUP_BYTES), np.dtype(np.uint8))
-            return linear_kernels(lanes, False, True), weight.rows, packed
-        bf16 = bool(weight.dtype == _BF16)
+            return linear_kernels(LANES_INT8, False, True), weight.rows, _NO_BYTES
+        lanes = self.isa.lanes_for(weight.shape[1])
+        bf16 = weight.dtype == _BF16
         bf16_dot = bf16 and self.isa.bf16_dot and lanes == self.isa.lanes
-        packed = host_array((len(x), width), _BF16 if bf16_dot else _FLOAT32)
-        return linear_kernels(lanes, bf16 and not bf16_dot, False), _bits(weight), packed
+        return linear_kernels(lanes, bf16 and not bf16_dot, False), _bits(weight), _NO_BF16 if bf16_dot else _NO_VECTOR

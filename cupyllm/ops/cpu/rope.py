@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from cupyllm.ops.cpu.compile import kernel, part
-from cupyllm.ops.cpu.linear import FEW_TOKENS, chunks_of
-from cupyllm.ops.cpu.numerics import store_number
+from cupyllm.ops.cpu.numerics import load_number, store_number
+from cupyllm.ops.cpu.products import FEW_TOKENS, chunks_of
 from cupyllm.ops.cpu.rms import inverse_root_mean_square
 from cupyllm.ops.cpu.team import share_out
 
@@ -38,27 +38,31 @@ def rope_chunk(
 ) -> None:  # fmt: skip
     """FEW_TOKENS tokens."""
     H, KH, D = q.shape[1], keys.shape[2], keys.shape[3]
-    flat = qkv.reshape(-1)  # token after token: the heads of q, of k, of v
     first = chunk * FEW_TOKENS
     for t in range(first, min(first + FEW_TOKENS, len(qkv))):
-        start, slot, angles = t * (H + 2 * KH) * D, slots[t] * KH * D, table[positions[t]]
+        start, slot, angles = t * (H + 2 * KH) * D, slots[t] * KH * D, positions[t] * D
         for head in range(H):
-            rotate(q, (t * H + head) * D, flat, start + head * D, angles, q_norm, eps, LANES)
+            rotate(q, (t * H + head) * D, qkv, start + head * D, table, angles, D, q_norm, eps, LANES)
         for head in range(KH):
-            rotate(keys, slot + head * D, flat, start + (H + head) * D, angles, k_norm, eps, LANES)
+            rotate(keys, slot + head * D, qkv, start + (H + head) * D, table, angles, D, k_norm, eps, LANES)
         for d in range(KH * D):
-            store_number(values, slot + d, flat[start + (H + KH) * D + d])
+            store_number(values, slot + d, load_number(qkv, start + (H + KH) * D + d))
 
 
 @part
-def rotate(out: Any, out_offset: int, x: Any, x_offset: int, angles: Any, norm: Any, eps: float, LANES: int) -> None:
-    """Norm one head, rotate its halves against each other, write it. angles (D,): cosines, then sines."""
-    D, normed = len(angles), len(norm) > 0
+def rotate(
+    out: Any, out_offset: int, x: Any, x_offset: int, table: Any, angles: int, D: int, norm: Any, eps: float, LANES: int
+) -> None:
+    """Norm one head, rotate its halves against each other, write it. table has, from `angles` on, cosines, then sines.
+
+    Numbers are read by their place in memory: an index could be negative, and loops over such do not become vectors.
+    """
+    half, normed = D // 2, len(norm) > 0
     scale = inverse_root_mean_square(x, x_offset, D, eps, LANES) if normed else np.float32(1)
-    for d in range(D // 2):
-        first, second = x[x_offset + d] * scale, x[x_offset + D // 2 + d] * scale
+    for d in range(half):
+        first, second = load_number(x, x_offset + d) * scale, load_number(x, x_offset + half + d) * scale
         if normed:
-            first, second = first * norm[d], second * norm[D // 2 + d]
-        cos, sin = angles[d], angles[D // 2 + d]
+            first, second = first * load_number(norm, d), second * load_number(norm, half + d)
+        cos, sin = load_number(table, angles + d), load_number(table, angles + half + d)
         store_number(out, out_offset + d, first * cos - second * sin)
-        store_number(out, out_offset + D // 2 + d, second * cos + first * sin)
+        store_number(out, out_offset + half + d, second * cos + first * sin)

@@ -21,6 +21,7 @@ F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 FP16, BF16 = types.int16, types.uint16  # the bits
 INT8 = types.uint8  # a whole number from -127 to 127, plus 128
 _STORED = {types.float32: F32, FP16: ir.HalfType(), BF16: ir.IntType(16)}
+LINE = 64  # bytes of a cache line
 _HAS_VNNI = bool(llvm.get_host_cpu_features().get("avx512vnni"))
 
 
@@ -71,6 +72,11 @@ def prefetch(builder: Builder, pointer: Value) -> None:
     builder.call(function, [pointer, read, keep_in_l2, data])
 
 
+def at_most(builder: Builder, value: Value, limit: Value) -> Value:
+    """The smaller of two whole numbers."""
+    return builder.select(builder.icmp_signed("<", value, limit), value, limit)
+
+
 def load_pairs(builder: Builder, pointer: Value, offset: Value, lanes: int) -> Value:
     """2 * lanes bf16 numbers as `lanes` whole numbers of 32 bits: the even ones are the lower halves."""
     return load(builder, pointer, offset, ir.VectorType(I32, lanes))
@@ -97,8 +103,22 @@ def load_widened(builder: Builder, element: Any, pointer: Value, offset: Value, 
         return stored
     if element == FP16:
         return builder.fpext(stored, vector_type(lanes))
-    wide = builder.zext(stored, ir.VectorType(I32, lanes))
+    return widened_from_bf16(builder, stored)
+
+
+def widened_from_bf16(builder: Builder, bits: Value) -> Value:
+    """A vector of bf16 numbers, as whole numbers of 16 bits, as float32."""
+    lanes = bits.type.count
+    wide = builder.zext(bits, ir.VectorType(I32, lanes))
     return builder.bitcast(builder.shl(wide, ir.Constant(wide.type, [16] * lanes)), vector_type(lanes))
+
+
+def first_lanes(builder: Builder, vector: Value, count: Value) -> Value:
+    """The first `count` lanes, and zeros in the others."""
+    lanes = vector.type.count
+    numbers = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
+    limit = builder.bitcast(splat(builder, builder.bitcast(builder.trunc(count, I32), F32), lanes), numbers.type)
+    return builder.select(builder.icmp_signed("<", numbers, limit), vector, ir.Constant(vector.type, None))
 
 
 def splat(builder: Builder, scalar: Value, lanes: int) -> Value:
@@ -134,6 +154,28 @@ def int8_dot(builder: Builder, total: Value, w: Value, x: Value) -> Value:
         signed = builder.ashr(builder.shl(x, constant(24 - 8 * byte)), constant(24))
         total = builder.add(total, builder.mul(unsigned, signed))
     return total
+
+
+def round_to_bf16(builder: Builder, value: Value) -> Value:
+    """The upper 16 bits of a float32 or of a vector of them, rounded to nearest even; a NaN stays one."""
+    whole, half_as_wide = I32, ir.IntType(16)
+    if isinstance(value.type, ir.VectorType):
+        whole, half_as_wide = ir.VectorType(I32, value.type.count), ir.VectorType(half_as_wide, value.type.count)
+
+    def constant(number: int) -> Value:
+        return ir.Constant(whole, [number] * whole.count if isinstance(whole, ir.VectorType) else number)
+
+    bits = builder.bitcast(value, whole)
+    upper = builder.lshr(bits, constant(16))
+    half = builder.add(constant(0x7FFF), builder.and_(upper, constant(1)))
+    rounded = builder.lshr(builder.add(bits, half), constant(16))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    return builder.trunc(builder.select(is_nan, builder.or_(upper, constant(0x40)), rounded), half_as_wide)
+
+
+def call_on_vector(builder: Builder, name: str, vector: Value) -> Value:
+    """LLVM's function of that name of every lane."""
+    return _call(builder, f"llvm.{name}.v{vector.type.count}f32", vector.type, [vector])
 
 
 def shuffle(builder: Builder, a: Value, b: Value, lanes: list[int]) -> Value:
