@@ -219,3 +219,12 @@ def test_the_peak_of_memory_is_above_the_weights_and_int8_takes_less(benchmark: 
     stored, int8, compiling = (found[f"cpu.memory.peak_gib{ending}"] for ending in ("", ".int8", ".no_kernels"))
     assert stored["peer_value"] < stored["value"] < compiling["value"]
     assert int8["peer_value"] < 0.55 * stored["peer_value"]
+
+
+def test_watching_is_held_against_the_same_server_unwatched(benchmark: Runner) -> None:
+    found = benchmark.rows("live_cost", "--rounds", "1", "--tokens", "20", "--device", "reference")
+    assert set(found) == {f"live.{kind}.{count}" for kind in ("unwatched", "watched", "watcher") for count in (1, 8)}
+    for count in (1, 8):
+        unwatched, watched = found[f"live.unwatched.{count}"], found[f"live.watched.{count}"]
+        assert watched["peer_runs"] == unwatched["runs"] != unwatched["peer_runs"]
+        assert 0 < found[f"live.watcher.{count}"]["value"] < 2
