@@ -55,6 +55,8 @@ class EngineConfig:
                            preemption; slower, except on device "cpu", whose kernels do so anyway
     graphs                 capture each kind of decode step once and replay it with one call, on device "cuda" or
                            "emulated"; "auto" does on "cuda"
+    graph_capture          when that is done: "start", before the first request, "lazy", when a kind of step first
+                           occurs, or "auto": at the start on "cuda", else lazily
     generation_config      "auto": generation_config.json gives the defaults of sampling; "none": it is not read for
                            that
     seed                   makes requests without a seed reproducible; null draws fresh randomness
@@ -79,6 +81,7 @@ class EngineConfig:
     overlap: bool | Literal["auto"] = "auto"
     deterministic: bool = False
     graphs: bool | Literal["auto"] = "auto"
+    graph_capture: Literal["auto", "start", "lazy"] = "auto"
     generation_config: str = "auto"
     seed: int | None = None
 

@@ -1,15 +1,16 @@
 """The whole decode step as one captured graph: advance, embedding, layers, head and sampling, replayed with one call.
 
 A graph has its sizes baked in, so there is one for each bucket of rows, of context lengths, and of whether all rows are
-greedy and without penalties; it is captured when it is first needed. Rows that only fill a bucket up are not in use:
-they write no key and no value, and nobody reads what they sample. Everything that changes from step to step lies in the
-decode rows on the device (decode_rows.py), which the graph itself moves on.
+greedy and without penalties; it is captured at the start or when it is first needed. Rows that only fill a bucket up
+are not in use: they write no key and no value, and nobody reads what they sample. Everything that changes from step to
+step lies in the decode rows on the device (decode_rows.py), which the graph itself moves on.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from itertools import product
 from typing import NamedTuple
 
 from cupyllm.batch import BatchBuilder
@@ -61,6 +62,7 @@ class DecodeGraphs:
         self._ops = ops
         self._device = device
         self._vocab_limit = vocab_limit
+        self._longest = max_model_len
         self._layout = RowLayout(max_rows, max_pages=-(-max_model_len // cache.page_size))
         self._rows = DecodeRows(ops, device, self._layout, page_size=cache.page_size, vocab_limit=vocab_limit)
         self._graphs: dict[GraphKey, Graph] = {}
@@ -93,7 +95,7 @@ class DecodeGraphs:
             context_bucket(batches.max_context_len),
             self._rows.all_plain,
         )
-        graph = self._graphs.get(key) or self._add(key)
+        graph = self._graphs.get(key) or self._capture_late(key)
         try:
             graph.replay()
         except Exception:
@@ -103,18 +105,32 @@ class DecodeGraphs:
         self._rows.moved_on()
         return self._rows.sampled
 
-    def _add(self, key: GraphKey) -> Graph:
-        start = time.perf_counter()
+    @property
+    def keys(self) -> list[GraphKey]:
+        """Every graph that a step can need. Large ones first, so that the small ones find room in their memory."""
+        most = self._layout.max_rows
+        rows = sorted({bucket_of(count, most) for count in range(1, most + 1)}, reverse=True)
+        contexts = [SMALLEST_CONTEXT]
+        while contexts[-1] < self._longest:
+            contexts.append(contexts[-1] * CONTEXT_GROWTH)
+        return [GraphKey(*sizes) for sizes in product(rows, reversed(contexts), (False, True))]
+
+    def capture(self, key: GraphKey) -> Graph:
+        """Capture a graph before a step needs it."""
 
         def warm_up() -> None:
             counts = self._rows.arrays.counts  # which rows that are not in use leave alone
             self._step(RowArrays(self._layout, self._device, counts=counts, vocab_limit=self._vocab_limit), key)
 
-        graph = self._capture(lambda: self._step(self._rows.arrays, key), warm_up)
+        graph = self._graphs[key] = self._capture(lambda: self._step(self._rows.arrays, key), warm_up)
+        return graph
+
+    def _capture_late(self, key: GraphKey) -> Graph:
+        start = time.perf_counter()
+        graph = self.capture(key)
         milliseconds = (time.perf_counter() - start) * 1e3
         size = f"{graph.num_launches} launches, {graph.num_bytes / 2**20:.1f} MiB"
         log.info("captured a decode step (%s): %s, %.0f ms", key, size, milliseconds)
-        self._graphs[key] = graph
         return graph
 
     def _step(self, rows: RowArrays, key: GraphKey) -> None:

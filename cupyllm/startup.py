@@ -3,6 +3,7 @@ here."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tqdm import tqdm
 from cupyllm.chat_template import ChatTemplate
 from cupyllm.checkpoint import Checkpoint
 from cupyllm.config import EngineConfig
+from cupyllm.decode_graphs import DecodeGraphs
 from cupyllm.device import Capture, Device
 from cupyllm.embedding import EmbeddingRecipe, read_embedding_recipe
 from cupyllm.engine import Engine
@@ -107,7 +109,9 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
         defaults=defaults,
         capture=capture,
     )
-    facts = _facts(config, model_config, backend, dtype, cache_dtype, size, captures=capture is not None)
+    graphs = engine.runner.graphs
+    captured = None if graphs is None else capture_at_start(graphs, config, backend.device, show_progress=show_progress)
+    facts = _facts(config, model_config, backend, dtype, cache_dtype, size, graphs=captured)
     guides = GuideCompiler(tokenizer, model_config.end_token_ids, vocab_limit=vocab_limit)
     return LoadedModel(engine, tokenizer, chat_template, embedding, folder, facts, guides)
 
@@ -120,7 +124,7 @@ def _facts(
     cache_dtype: str,
     size: CacheSize,
     *,
-    captures: bool,
+    graphs: str | None,
 ) -> tuple[tuple[str, str], ...]:
     pages, num_tokens = size.num_pages, size.num_pages * config.page_size
     gib = pages * bytes_per_page(model, config.page_size, cache_dtype) / 2**30
@@ -134,7 +138,7 @@ def _facts(
             f"{size.cache_reason}",
         ),
         ("context", f"{size.max_model_len} tokens ({size.reason})"),
-        *((("graphs", "decode steps are captured when they first occur"),) if captures else ()),
+        *((("graphs", graphs),) if graphs else ()),
     )
 
 
@@ -197,7 +201,19 @@ def choose_capture(config: EngineConfig, backend: Backend) -> Capture | None:
             f"graphs true is not supported {problem}; it needs device cuda or emulated, not deterministic"
         )
     wanted = backend.device.is_async if config.graphs == "auto" else config.graphs
+    if config.graph_capture == "start" and not (wanted and backend.capture):
+        raise ConfigError('graph_capture "start" needs graphs, which are off; set graphs to true')
     return backend.capture if wanted else None
+
+
+def capture_at_start(graphs: DecodeGraphs, config: EngineConfig, device: Device, *, show_progress: bool) -> str:
+    """Capture all decode steps now, if the config says so; returns what to say of them in the start banner."""
+    if config.graph_capture == "lazy" or (config.graph_capture == "auto" and not device.is_async):
+        return "decode steps are captured when they first occur"
+    start = time.perf_counter()
+    keys = tqdm(graphs.keys, desc="capturing decode steps", leave=False, disable=not show_progress)
+    mib = sum(graphs.capture(key).num_bytes for key in keys) / 2**20
+    return f"{len(graphs.keys)} kinds of decode step captured in {time.perf_counter() - start:.1f} s, {mib:.1f} MiB"
 
 
 def choose_upload(config: EngineConfig, model: ModelConfig, backend: Backend) -> Upload:

@@ -18,7 +18,7 @@ from cupyllm.batch import Batch
 from cupyllm.checkpoint import Checkpoint
 from cupyllm.config import EngineConfig
 from cupyllm.cuda.loader import KernelLoader, emulated_loader
-from cupyllm.decode_graphs import bucket_of, context_bucket
+from cupyllm.decode_graphs import GraphKey, bucket_of, context_bucket
 from cupyllm.device import Capture, Graph, HostDevice
 from cupyllm.engine import Engine
 from cupyllm.errors import ConfigError, DeviceError
@@ -31,7 +31,7 @@ from cupyllm.ops.select import make_backend
 from cupyllm.sampling import SamplingParams
 from cupyllm.sampling_batch import SamplingBatch
 from cupyllm.sequence import PENDING, FinishReason, Sequence
-from cupyllm.startup import choose_capture
+from cupyllm.startup import choose_capture, load_engine
 from cupyllm.weights import load_weights
 from tests.engine_case import run_to_end
 from tests.tiny_checkpoint import write_tiny_checkpoint
@@ -486,6 +486,48 @@ def test_an_llm_with_graphs_says_what_it_captures_and_answers_the_same(caplog: p
         r"captured a decode step \(1 greedy rows, contexts up to 1024\): \d+ launches, [\d.]+ MiB, \d+ ms",
         record.getMessage(),
     )
+
+
+def test_graphs_captured_at_the_start_are_all_that_requests_need(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="cupyllm.decode_graphs")
+    sizes: dict[str, Any] = {"kv_cache_gib": 0.05, "max_decode_batch_size": 3, "max_model_len": 1100}
+    config = EngineConfig(device="emulated", graphs=True, graph_capture="start", **sizes)
+    loaded = load_engine(config, show_progress=False)
+    engine, graphs = loaded.engine, loaded.engine.runner.graphs
+    assert graphs is not None
+    assert len(graphs.graphs) == len(graphs.keys) == 3 * 2 * 2, (
+        "rows 1, 2 and 3; contexts up to 1024 and 4096; two ways"
+    )
+    (fact,) = [text for name, text in loaded.facts if name == "graphs"]
+    assert re.fullmatch(r"12 kinds of decode step captured in [\d.]+ s, [\d.]+ MiB", fact)
+    for params in (GREEDY, DRAWN):
+        for number in range(3):
+            engine.add([number + 1] * 5, replace(params, max_tokens=5 + number))
+        run_to_end(engine)
+    assert engine.stats.num_graph_replays > 0
+    assert caplog.records == [], "nothing was captured late"
+    assert len(graphs.graphs) == 12
+
+
+def test_every_step_finds_its_graph_among_the_keys(folder: Path, loader: KernelLoader) -> None:
+    ops = CudaOps(loader, HostDevice())
+    graphs = make_engine(
+        folder, ops, capture=loader.capture, max_decode_batch_size=48, max_step_tokens=48
+    ).runner.graphs
+    needed = {
+        GraphKey(bucket_of(rows, 48), context_bucket(longest), all_plain)
+        for rows in range(1, 49)
+        for longest in range(1, 513)
+        for all_plain in (False, True)
+    }
+    assert len(graphs.keys) == len(needed)
+    assert set(graphs.keys) == needed
+
+
+def test_capture_at_the_start_without_graphs_is_refused() -> None:
+    config = EngineConfig(device="reference", graph_capture="start")
+    with pytest.raises(ConfigError, match='graph_capture "start" needs graphs, which are off'):
+        choose_capture(config, make_backend("reference"))
 
 
 def test_buckets() -> None:
