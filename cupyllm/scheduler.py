@@ -14,7 +14,8 @@ here, so a step that was planned can always run. Sequences are ranked by priorit
 - Sequences that were forked share pages. Who writes to a shared page gets a copy of it first.
 - A paused sequence, a beam that waits for the others of its search, has no row. Its pages stay until they are needed.
 - With more than MOST_GROWING rows, rows get their next page some steps early, so that no more than these get one in a
-  step even if all would need it in the same: what a step sends to the device about pages stays small.
+  step even if all would need it in the same: what a step sends to the device about pages stays small. Nobody else goes
+  without for that: before a sequence is preempted or left waiting, all pages that are held early are taken back.
 
 A step in which the same sequences decode costs little: only those that enter a new page are looked at one by one.
 """
@@ -62,6 +63,7 @@ class Scheduler:
         self.num_prefix_hits = 0  # and those of them that the prefix cache knew
         self._page_copies: list[tuple[int, int]] = []
         self._forked: list[Sequence] = []  # decode rows that may stand in a page they share
+        self._is_short = False  # whether this plan wanted more pages than were available
 
     @property
     def num_running(self) -> int:
@@ -99,6 +101,7 @@ class Scheduler:
         """Take a sequence whose tokens have all been computed out of its row; its pages stay while there is room."""
         if sequence not in self.paused:
             self._take_out(sequence)
+            self._take_early_pages(sequence)
             sequence.num_computed = sequence.num_tokens
             insort(self.paused, sequence, key=by_rank)
 
@@ -115,12 +118,15 @@ class Scheduler:
     def plan(self) -> Plan:
         """Choose the next step's tokens and reserve their pages. An empty plan means there is nothing to run."""
         self._page_copies = []
+        self._is_short = False
         try:
+            has_joined = self._join_rows()
             entering, growing = self._plan_decodes()
             prompts = self._plan_prompts(self.max_step_tokens - len(self.decoding))
             while self.num_running == 0 and self.waiting:
                 self._take_pages_of_paused()
                 prompts = self._plan_prompts(self.max_step_tokens)
+            growing = growing + self._give_early(len(growing), all_at_once=has_joined)
         finally:
             # Until here a copy's source had a holder of its own, so that no other copy could be planned into it.
             if self._page_copies:
@@ -155,52 +161,78 @@ class Scheduler:
             assert sequence.finish_reason is None, f"sequence {sequence.id} is finished and runs"
             assert sequence.num_uncomputed > 0 or sequence in self.paused
             assert sequence.page_table or sequence.num_computed == 0
-            early = min(sequence.num_tokens + self._steps_early(self.max_decode_batch_size), sequence.most_tokens)
-            fewest, most = self._pages_for(sequence.num_computed), self._pages_for(max(sequence.num_tokens, early))
+            early = self._steps_early(self.max_decode_batch_size) if sequence.row is not None else 0
+            last = max(min(sequence.num_tokens + early, sequence.most_tokens), sequence.num_tokens)
+            fewest, most = self._pages_for(sequence.num_computed), self._pages_for(last)
             assert fewest <= len(sequence.page_table) <= most, f"sequence {sequence.id} has too few or too many pages"
+
+    def _join_rows(self) -> bool:
+        """Give a row to whoever has only one token left to run; says whether there was anyone."""
+        joining = [sequence for sequence in self.prefilling if sequence.is_decoding]
+        for sequence in joining:
+            self.prefilling.remove(sequence)
+            sequence.row = len(self.decoding)
+            self.decoding.append(sequence)
+        return bool(joining)
 
     def _plan_decodes(self) -> tuple[list[Sequence], list[Sequence]]:
         """Give every decode row the page that its token goes to; who gets none is preempted and leaves its row.
 
         Returns the rows that enter a page, and those that got one.
         """
-        joining = [sequence for sequence in self.prefilling if sequence.is_decoding]
-        for sequence in joining:
-            self.prefilling.remove(sequence)
-            sequence.row = len(self.decoding)
-            self.decoding.append(sequence)
         page_size, first_of_page = self.page_size, 1 % self.page_size
         entering = [s for s in self.decoding if len(s.token_ids) % page_size == first_of_page]
-        growing = self._choose_growing(entering, all_at_once=bool(joining))
+        growing = [s for s in entering if len(s.token_ids) > len(s.page_table) * page_size]
         forked, self._forked = self._forked, []
         for sequence in entering:
             self._publish_full_pages(sequence)
-        if not forked and len(growing) <= self.allocator.num_available:  # one for each, so their order is no matter
-            for sequence, page in zip(growing, self.allocator.allocate(len(growing)), strict=True):
-                sequence.page_table.append(page)
+        if not forked and self._has_room(len(growing)):
+            self._append_pages(growing)  # one for each, so their order is no matter
             return entering, growing
         self._reserve_by_rank(entering, forked)
         return entering, entering
 
-    def _choose_growing(self, entering: list[Sequence], *, all_at_once: bool) -> list[Sequence]:
-        """The rows that get their next page now: those that need it first, and everyone before it is needed.
+    def _give_early(self, num_growing: int, *, all_at_once: bool) -> list[Sequence]:
+        """Give rows their next page before they need it, of pages that nobody wants now, and return these rows.
 
-        A step in which a row joins may give one to all: the device is sent more than pages then.
+        At most MOST_GROWING get one, with those that needed it, first who needs it first. A step in which a row joins
+        may give one to all: the device is sent more than pages then.
         """
-        page_size, early = self.page_size, self._steps_early(len(self.decoding))
-        if early == 0:  # but rows that have left may have been so many that others got a page early
-            return [s for s in entering if len(s.token_ids) > len(s.page_table) * page_size]
+        early = self._steps_early(len(self.decoding))
+        may_wait_for_pages = self.waiting and self.num_running < self.max_decode_batch_size
+        if early == 0 or self._is_short or may_wait_for_pages:
+            return []
+        page_size = self.page_size
         soon = [s for s in self.decoding if len(s.token_ids) + early > len(s.page_table) * page_size]
         soon = [s for s in soon if len(s.page_table) * page_size < s.most_tokens]
-        if all_at_once or len(soon) <= MOST_GROWING:
-            return soon
-        soon.sort(key=lambda s: len(s.page_table) * page_size - len(s.token_ids))
-        num_needed = sum(len(s.token_ids) > len(s.page_table) * page_size for s in soon)
-        return soon[: max(MOST_GROWING, num_needed)]
+        if not all_at_once and num_growing + len(soon) > MOST_GROWING:
+            soon.sort(key=lambda s: len(s.page_table) * page_size - len(s.token_ids))
+            soon = soon[: max(MOST_GROWING - num_growing, 0)]
+        soon = soon[: self.allocator.num_available]
+        self._append_pages(soon)
+        return soon
+
+    def _append_pages(self, sequences: list[Sequence]) -> None:
+        for sequence, page in zip(sequences, self.allocator.allocate(len(sequences)), strict=True):
+            sequence.page_table.append(page)
+
+    def _has_room(self, num_pages: int) -> bool:
+        """Whether so many pages are available, if need be without those that rows hold early."""
+        if num_pages > self.allocator.num_available:
+            self._is_short = True
+            for sequence in self.decoding:
+                self._take_early_pages(sequence)
+        return num_pages <= self.allocator.num_available
+
+    def _take_early_pages(self, sequence: Sequence) -> None:
+        num_needed = self._pages_for(sequence.num_tokens)
+        if len(sequence.page_table) > num_needed:
+            self.allocator.release(sequence.page_table[num_needed:])
+            del sequence.page_table[num_needed:]
 
     def _steps_early(self, num_rows: int) -> int:
         """How many steps before it is needed so many rows are given a page, so that MOST_GROWING a step suffice."""
-        return min(max(num_rows - 1, 0) // MOST_GROWING, self.page_size)
+        return min(max(num_rows - 1, 0) // MOST_GROWING, self.page_size - 1)
 
     def _reserve_by_rank(self, entering: list[Sequence], forked: list[Sequence]) -> None:
         """Reserve the page that each row enters, the first in rank first; forked rows may need copies."""
@@ -233,8 +265,8 @@ class Scheduler:
         table, first = sequence.page_table, sequence.num_computed // self.page_size
         while True:
             must_copy = first < len(table) and self.allocator.is_shared(table[first])
-            missing = self._pages_for(num_tokens) - len(table)
-            if missing + must_copy <= self.allocator.num_available:
+            missing = max(self._pages_for(num_tokens) - len(table), 0)  # a row may hold one early
+            if self._has_room(missing + must_copy):
                 break
             last = next(holder for holder in reversed(self.running) if holder.page_table or holder is sequence)
             self._preempt(last)
@@ -244,8 +276,7 @@ class Scheduler:
             (copy,) = self.allocator.allocate(1)
             self._page_copies.append((table[first], copy))  # its holder moves from the table to the plan
             table[first] = copy
-        if missing > 0:
-            table.extend(self.allocator.allocate(missing))
+        table.extend(self.allocator.allocate(missing))
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -287,7 +318,7 @@ class Scheduler:
         most = min(sequence.num_tokens + 1, sequence.most_tokens)
         wanted = self._pages_for(most) - len(hits) + unheld
         promised = sum(max(self._pages_for(s.num_tokens) - len(s.page_table), 0) for s in self.prefilling)
-        if wanted + promised > self.allocator.num_available:
+        if not self._has_room(wanted + promised):
             return False
         sequence.page_table = [hit.page for hit in hits]
         self.allocator.share(sequence.page_table)

@@ -152,7 +152,8 @@ class StepTrace:
         last, decodes, waiting = self._last, plan.decodes, self._engine.scheduler.waiting
         if last is None or decodes != self._last_decodes or len(result.tokens) != 1:
             return None
-        if self._pages.num_touched != len(plan.growing) or self._evicted:
+        num_live = last.num_live_pages + len(plan.growing)
+        if self._pages.num_touched != len(plan.growing) or self._allocator.num_live != num_live or self._evicted:
             return None
         (tokens,) = result.tokens
         if tokens.sequences != decodes or plan.prompts or waiting or last.num_waiting:
@@ -164,7 +165,7 @@ class StepTrace:
             last.decode_ids,
             last.decode_ids,
             0,
-            last.num_live_pages + len(plan.growing),
+            num_live,
             last.num_cached_pages,
             last.num_free_pages - len(plan.growing),
             page_changes=self._pages.lengthened(plan.growing) if plan.growing else (),

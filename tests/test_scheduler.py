@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -174,6 +175,89 @@ def test_a_prompt_is_admitted_when_it_fits_beside_what_running_prompts_still_nee
     scheduler.add(second)
     run_step(scheduler)
     assert (second in scheduler.running) == admitted
+
+
+def num_early(scheduler: Scheduler) -> int:
+    """Pages that rows hold and the next step will not write to."""
+    return sum(max(len(s.page_table) - -(-s.num_tokens // PAGE_SIZE), 0) for s in scheduler.decoding)
+
+
+def run_crowd(seed: int) -> tuple[list[object], int, int]:
+    """Joins, ends and aborts, chosen by the seed, over too few pages; what each step did, early pages, preemptions."""
+    rng, scheduler = random.Random(seed), make_scheduler(num_pages=14, rows=5)
+    steps: list[object] = []
+    seen = 0
+    for number in range(300):
+        if rng.random() < 0.4 and len(scheduler.waiting) < 3:
+            scheduler.add(make_sequence(number, rng.randint(1, 12), rng.randint(1, 30)))
+        live = [*scheduler.running, *scheduler.waiting]
+        if live and rng.random() < 0.1:
+            victim = rng.choice(live)
+            victim.finish_reason = FinishReason.ABORT
+            scheduler.remove(victim)
+            assert victim.page_table == []
+        ran = run_step(scheduler)
+        steps.append((ran, scheduler.num_preemptions, [sequence.id for sequence in scheduler.waiting]))
+        seen += num_early(scheduler)
+    while scheduler.running or scheduler.waiting:
+        steps.append(run_step(scheduler))
+    assert scheduler.allocator.num_free == 14
+    return steps, seen, scheduler.num_preemptions
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_pages_that_rows_get_early_change_nothing_of_what_runs_when(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    expected, none, _ = run_crowd(seed)
+    monkeypatch.setattr("cupyllm.scheduler.MOST_GROWING", 1)
+    steps, seen, preemptions = run_crowd(seed)
+    assert steps == expected
+    assert none == 0
+    assert min(seen, preemptions) >= 5, "there were early pages, and too few pages for all"
+
+
+def scheduler_with_early_pages(monkeypatch: pytest.MonkeyPatch) -> Scheduler:
+    monkeypatch.setattr("cupyllm.scheduler.MOST_GROWING", 1)
+    scheduler = make_scheduler(rows=5)
+    for sequence_id in range(4):
+        scheduler.add(make_sequence(sequence_id, 1))
+    while not num_early(scheduler):
+        run_step(scheduler)
+    return scheduler
+
+
+def test_a_fork_of_a_row_with_an_early_page_is_copied_when_no_other_page_is_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = scheduler_with_early_pages(monkeypatch)
+    while (parent := scheduler.decoding[0]).num_tokens % PAGE_SIZE or len(parent.page_table) * 4 == parent.num_tokens:
+        run_step(scheduler)
+    child = make_sequence(4, 1)
+    child.token_ids, child.num_computed = list(parent.token_ids), parent.num_computed
+    scheduler.fork(parent, child)
+    rest = scheduler.allocator.allocate(scheduler.allocator.num_available)
+    plan = scheduler.plan()
+    assert len(plan.page_copies) == 2, "both write to a copy, in pages that rows had early"
+    assert (scheduler.num_preemptions, plan.num_decodes) == (0, 5)
+    scheduler.allocator.release(rest)
+    scheduler.check_integrity()
+
+
+def test_who_is_paused_lets_go_of_an_early_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = scheduler_with_early_pages(monkeypatch)
+    holder = next(s for s in scheduler.decoding if len(s.page_table) > -(-s.num_tokens // PAGE_SIZE))
+    before = scheduler.allocator.num_free
+    scheduler.pause(holder)
+    assert scheduler.allocator.num_free == before + 1
+    scheduler.check_integrity()
+
+
+def test_no_early_pages_while_someone_waits_for_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = scheduler_with_early_pages(monkeypatch)
+    scheduler.add(make_sequence(9, 4 * 99))
+    for _ in range(20):
+        run_step(scheduler)
+        assert num_early(scheduler) == 0
+    assert len(scheduler.waiting) == 1
 
 
 def test_no_more_sequences_run_than_the_two_batch_limits_allow() -> None:

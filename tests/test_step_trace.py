@@ -169,10 +169,12 @@ def without_times(record: StepRecord) -> StepRecord:
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("num_pages", [24, 200], ids=["pages are short", "pages enough"])
+@pytest.mark.parametrize("most_growing", [31, 1], ids=["pages when needed", "pages early"])
 def test_a_record_made_in_short_is_that_made_in_full(
-    model: Model, overlap: bool, num_pages: int, monkeypatch: pytest.MonkeyPatch
+    model: Model, overlap: bool, num_pages: int, most_growing: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two engines do the same, whatever comes; the steps of one are all looked at in full."""
+    monkeypatch.setattr("cupyllm.scheduler.MOST_GROWING", most_growing)
     told: list[list[StepRecord]] = []
     in_short: list[StepRecord] = []
     real = StepTrace._record_like_last

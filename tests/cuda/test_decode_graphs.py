@@ -179,10 +179,19 @@ def is_tie(reference: Engine, ours: Sequence, theirs: Sequence) -> bool:
     return {ours.token_ids[place], theirs.token_ids[place]} == {first, second} and value - next_value < TIE
 
 
-@pytest.mark.parametrize(("overlap", "num_pages"), [(False, 200), (True, 200), (True, 8)])
+@pytest.mark.parametrize(
+    ("overlap", "num_pages", "most_growing"), [(False, 200, 31), (True, 200, 31), (True, 8, 31), (True, 8, 1)]
+)
 def test_200_steps_of_every_change_give_the_tokens_of_the_uncaptured_engine(
-    folder: Path, loader: KernelLoader, overlap: bool, num_pages: int
+    folder: Path,
+    loader: KernelLoader,
+    overlap: bool,
+    num_pages: int,
+    most_growing: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """With one page that grows in a step the six rows get pages early, and must give them back."""
+    monkeypatch.setattr("cupyllm.scheduler.MOST_GROWING", most_growing)
     switches: dict[str, Any] = {"num_pages": num_pages, "max_decode_batch_size": 6, "max_step_tokens": 32}
     captured, plain = (
         make_engine(folder, WatchingOps(loader, HostDevice()), capture=capture, overlap=overlap, **switches)

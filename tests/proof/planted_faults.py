@@ -54,12 +54,12 @@ FAULTS = [
     # Admission
     fault("cached pages that nobody holds are not charged", "scheduler", " - len(hits) + unheld", " - len(hits)",
           PREFIX_CACHE),
-    fault("what running prompts still need is not counted", "scheduler", "if wanted + promised >", "if wanted >",
-          SCHEDULER),
+    fault("what running prompts still need is not counted", "scheduler", "_has_room(wanted + promised)",
+          "_has_room(wanted)", SCHEDULER),
     fault("the first output token is not counted", "scheduler", "min(sequence.num_tokens + 1, sequence.most_tokens)",
           "sequence.num_tokens", SCHEDULER),
-    fault("one row too many", "scheduler", "self.waiting and self.num_running <",
-          "self.waiting and self.num_running <=", SCHEDULER),
+    fault("one row too many", "scheduler", "most and self.waiting and self.num_running <",
+          "most and self.waiting and self.num_running <=", SCHEDULER),
     fault("a wholly cached prompt has nothing to run", "scheduler", "sequence.token_ids[:-1]", "sequence.token_ids",
           PREFIX_CACHE),
     # Edges of chunks and pages
@@ -71,6 +71,11 @@ FAULTS = [
           " - np.int32(decodes.num_decodes))", MODEL),
     fault("a row gets its next page late", "scheduler", "1 % self.page_size", "2 % self.page_size", SCHEDULER),
     fault("the first prompt takes the whole budget", "plan", "-(-budget // 2)", "budget", SCHEDULER),
+    fault("pages held early are not taken back", "scheduler",
+          "            for sequence in self.decoding:\n                self._take_early_pages(sequence)\n", "",
+          SCHEDULER),
+    fault("a page held early counts against a copy that is needed", "scheduler",
+          "max(self._pages_for(num_tokens) - len(table), 0)", "self._pages_for(num_tokens) - len(table)", SCHEDULER),
     # Sharing
     fault("a fork does not count as a holder", "scheduler", "        self.allocator.share(child.page_table)\n", "",
           FORKS),
