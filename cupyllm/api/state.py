@@ -33,7 +33,9 @@ class ServerState:
     def check_model_name(self, name: str | None) -> None:
         """Raise RequestError (model_not_found) for any name but the served one; no name means that one."""
         if name is not None and name != self.model_name:
-            raise RequestError(f"the model {name[:200]!r} does not exist", code="model_not_found")
+            raise RequestError(
+                f"the model {name[:200]!r} does not exist; this server has {self.model_name!r}", code="model_not_found"
+            )
 
 
 def served_name(config: ServerConfig) -> str:

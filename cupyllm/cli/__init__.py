@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import NoReturn
 
 from cupyllm.cli import serve
 from cupyllm.errors import CupyllmError
@@ -38,15 +39,22 @@ def subcommands() -> tuple[ModuleType, ...]:
     return serve, chat, generate, doctor, bench, kernels, simulate, gpu_check
 
 
-def make_parser() -> argparse.ArgumentParser:
+class CommandParser(argparse.ArgumentParser):
+    """Says in one line what is wrong, without the usage of some thirty options in front."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {message}; {self.prog} --help lists what it takes\n")
+
+
+def make_parser() -> CommandParser:
     """The parser of the whole command line."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m cupyllm",
         description="Serve a model, talk to one, and look inside.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parsers = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", required=True)
+    parsers = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", dest="subcommand", required=True)
     for module in subcommands():
         module.add_parser(parsers)
     return parser
@@ -62,7 +70,11 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments:
         parser.print_help(sys.stderr)
         return 2
-    parsed = parser.parse_args(arguments)
+    parsed, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        name = f"{parser.prog} {parsed.subcommand}"
+        print(f"error: {name} does not take {unknown[0]!r}; {name} --help lists what it takes", file=sys.stderr)
+        return 2
     try:
         code = int(parsed.run(parsed))
         sys.stdout.flush()

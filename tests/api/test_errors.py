@@ -27,6 +27,7 @@ def test_61_an_unknown_model_is_404(server: LiveServer, name: str) -> None:
         assert response.status_code == 404
         error = response.json()["error"]
         assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, "model_not_found")
+        assert "this server has 'tiny'" in error["message"]
     with pytest.raises(openai.NotFoundError):
         server.openai().models.retrieve("nope/nope")
 

@@ -157,6 +157,9 @@ def test_an_error_in_an_answer_is_a_line_and_the_conversation_goes_on(served: tu
         (["generate", "a", "--model", "nowhere/"], "nowhere"),
         (["generate"], "no prompt: give it as an argument or through a pipe"),
         (["generate", "a", "--raw", "--system", "b"], "--system is for conversations"),
+        (["chat", "--modle", "demo"], "cupyllm chat does not take '--modle'; python -m cupyllm chat --help lists what"),
+        (["generate", "a", "--api-key-env"], "--api-key-env: expected one argument; python -m cupyllm generate --help"),
+        (["talk"], "invalid choice: 'talk'"),
         (["chat", "--page_size", "0"], "'page_size' cannot be 0"),
     ],
 )
