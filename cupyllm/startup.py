@@ -18,7 +18,7 @@ from cupyllm.embedding import EmbeddingRecipe, read_embedding_recipe
 from cupyllm.engine import Engine
 from cupyllm.errors import ConfigError
 from cupyllm.hub import resolve_model
-from cupyllm.kv_cache import allocate_kv_cache, bytes_per_page
+from cupyllm.kv_cache import KVCache, allocate_kv_cache, bytes_per_page
 from cupyllm.model import make_model
 from cupyllm.model_config import GenerationDefaults, ModelConfig, read_generation_defaults, read_model_config
 from cupyllm.ops.select import Backend, make_backend
@@ -99,9 +99,7 @@ def load_engine(config: EngineConfig, *, show_progress: bool = True) -> LoadedMo
     engine = Engine(
         config,
         make_model(model_config, weights, backend.device, num_positions=size.max_model_len),
-        allocate_kv_cache(
-            backend.device, model_config, num_pages=size.num_pages, page_size=config.page_size, dtype=cache_dtype
-        ),
+        make_cache(config, model_config, size, cache_dtype, backend.device),
         backend.ops,
         backend.device,
         max_model_len=size.max_model_len,
@@ -169,6 +167,15 @@ def size_cache(config: EngineConfig, model: ModelConfig, dtype: str, cache_dtype
             f"set kv_cache_gib to {needed:.3g} or more, or lower max_model_len"
         )
     return CacheSize(num_pages, config.max_model_len, "max_model_len of the config", sum_shown)
+
+
+def make_cache(config: EngineConfig, model: ModelConfig, size: CacheSize, dtype: str, device: Device) -> KVCache:
+    """The cache's arrays. Raises ConfigError where the memory has no room for them."""
+    try:
+        return allocate_kv_cache(device, model, num_pages=size.num_pages, page_size=config.page_size, dtype=dtype)
+    except MemoryError:  # CuPy's own error is one, too
+        gib = size.num_pages * bytes_per_page(model, config.page_size, dtype) / 2**30
+        raise ConfigError(f"the memory has no room for a cache of {gib:.0f} GiB; lower kv_cache_gib") from None
 
 
 def choose_dtype(config: EngineConfig, model: ModelConfig, backend: Backend) -> str:
