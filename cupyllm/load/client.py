@@ -82,7 +82,7 @@ class Client:
             status, content = await asyncio.wait_for(self._get("/v1/models"), self._timeout)
             if status == 200:
                 return str(json.loads(content)["data"][0]["id"])
-            problem = f"status {status}: {content[:MESSAGE_CHARACTERS].decode(errors='replace')}"
+            problem = f"status {status}: {_refusal(content)}"
         except (OSError, asyncio.TimeoutError, h11.RemoteProtocolError) as error:
             problem = str(error) or type(error).__name__
         except (ValueError, LookupError, TypeError):

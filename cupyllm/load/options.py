@@ -23,6 +23,7 @@ from cupyllm.option_values import number, whole_number
 from cupyllm.simulator.workload import Workload
 from cupyllm.simulator.workload_options import add_workload_options, read_workload
 
+_KEY_ENV = "CUPYLLM_API_KEY"
 _GOALS = {"ttft": "time_to_first_token", "tpot": "time_per_output_token", "e2e": "end_to_end"}
 _EXTRA_HELP = """more fields of the body, such as '{"temperature": 0.7}'; null leaves one out that is sent otherwise
 (ignore_eos, temperature, stream_options)"""
@@ -58,14 +59,15 @@ def add_load_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--warm-up", metavar="N", help="requests that go first, uncounted (default 2)")
     group.add_argument("--timeout", metavar="S", help="seconds until a request counts as failed (default 600)")
     group.add_argument("--goal", metavar="NAME=MS,...", help=_GOAL_HELP)
-    group.add_argument("--api-key-env", metavar="NAME", help="the environment variable that holds the API key")
+    group.add_argument("--api-key-env", metavar="NAME", help=f"environment variable with the key (default {_KEY_ENV})")
 
 
 def read_load(arguments: argparse.Namespace) -> Load:
     """The load that the options ask for. Raises ConfigError."""
-    key = arguments.api_key_env
-    if key is not None and not os.environ.get(key):
-        raise ConfigError(f"--api-key-env: the environment variable {key} is not set")
+    given = arguments.api_key_env
+    if given is not None and not os.environ.get(given):
+        raise ConfigError(f"--api-key-env: the environment variable {given} is not set")
+    keys = os.environ.get(given or _KEY_ENV, "").split(",")  # as a server takes them, which has the same variable
     return Load(
         workload=read_workload(arguments),
         endpoint=arguments.endpoint,
@@ -76,7 +78,7 @@ def read_load(arguments: argparse.Namespace) -> Load:
         warm_up=whole_number(arguments, "warm_up", 2, least=0),
         timeout=600.0 if arguments.timeout is None else number(arguments, "timeout"),
         goal=read_goal(arguments.goal),
-        api_key=None if key is None else os.environ[key],
+        api_key=keys[0].strip() or None,
     )
 
 

@@ -38,6 +38,19 @@ def test_a_load_on_a_server_that_is_started_for_it() -> None:
     assert figures(result.stdout)["requests answered"] == "3"
 
 
+def test_keys_are_those_of_the_variable_that_a_server_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY_OF_THIS_TEST", "sk-1, sk-2")
+    with run_server(write_model_folder(tmp_path / "model"), api_key_env="KEY_OF_THIS_TEST") as server:
+        refused = run("bench", "--url", server.url, *SMALL)
+        assert refused.returncode == 2
+        assert refused.stderr.endswith("status 401: No API key provided; send it as 'Authorization: Bearer KEY'\n")
+        for arguments, key in ((["--api-key-env", "KEY_OF_THIS_TEST"], ""), ([], "sk-1, sk-2")):
+            taken = run("bench", "--url", server.url, *SMALL, *arguments, CUPYLLM_API_KEY=key)
+            assert (taken.returncode, taken.stderr) == (0, "")
+    started = ("--set", "device=reference", "--set", "kv_cache_gib=0.05")
+    assert run("bench", *started, *SMALL, CUPYLLM_API_KEY="sk-1").returncode == 0
+
+
 def test_requests_that_fail_are_counted_and_make_the_exit_code_1(served: LiveServer) -> None:
     result = run("bench", "--url", served.url, *SMALL, "--extra", '{"top_p": 7}')
     assert result.returncode == 1
