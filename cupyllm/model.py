@@ -42,8 +42,13 @@ def forward(ops: ReferenceOps, model: Model, cache: KVCache, batch: Batch) -> Ar
 
 def all_layers(ops: ReferenceOps, model: Model, x: Array, cache: KVCache, batch: Batch) -> Array:
     """`forward` from the embeddings on: (T, C) -> (T, C)."""
-    for layer in range(model.config.num_layers):
-        x = decoder_layer(ops, model, layer, x, cache, batch)
+    if ops.whole_layer is None:
+        for layer in range(model.config.num_layers):
+            x = decoder_layer(ops, model, layer, x, cache, batch)
+        return x
+    eps, windows = model.config.rms_norm_eps, model.config.sliding_windows
+    for weights, keys, values, window in zip(model.weights.layers, cache.keys, cache.values, windows, strict=True):
+        x = ops.whole_layer(x, weights, model.rope_table, keys, values, batch, eps=eps, window=window)
     return x
 
 

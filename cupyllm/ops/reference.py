@@ -10,6 +10,7 @@ changed in place: by `rope_and_kv_write`, which writes the step's keys and value
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,9 @@ class ReferenceOps:
     """The ops over NumPy arrays in float32."""
 
     name = "reference"
+    # Where a device has all of `decoder_layer` (model.py) as one call: (x, weights, rope_table, keys, values, batch, *,
+    # eps, window) -> (T, C).
+    whole_layer: Callable[..., Array] | None = None
 
     def embedding(self, token_ids: Array, table: Array) -> Array:
         """Row token_ids[t] of the table for every token: (T,), (V, C) -> (T, C)."""

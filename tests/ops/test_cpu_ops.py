@@ -301,6 +301,22 @@ def test_logprobs_are_the_same_to_the_last_bit_alone_together_and_in_chunks(
     )
 
 
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+@EACH_KIND
+def test_a_whole_layer_is_its_ops_one_after_another_to_the_last_bit(
+    isa: Any, dtype: str, model_type: str, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 72, "intermediate_size": 96, "head_size": 16, "num_heads": 6}  # lanes differ by width
+    window = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
+    folder = write_tiny_checkpoint(tmp_path / "model", model_type=model_type, dtype=dtype, **sizes, **window)
+    model, rng = load_model(folder, dtype=dtype), np.random.default_rng(0)
+    prompts = [rng.integers(0, 500, length).tolist() for length in (1, 5, 90, 33)]
+    whole, single = CpuOps(isa, 2), CpuOps(isa, 2)
+    single.whole_layer = None
+    answers = logprobs_of(make_engine(model, ops=whole, max_step_tokens=33), prompts)
+    assert answers == logprobs_of(make_engine(model, ops=single, max_step_tokens=33), prompts)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_any_number_of_threads_gives_the_same(threads: int) -> None:
     weight, x = random(1000, 64), random(40, 64, seed=1)

@@ -10,6 +10,7 @@ products.py   a block of weights by one token, a few, or many: in which order it
 linear.py     linear, gate/up with SiLU * up, logits
 attention.py  attention over pages, of prompts and decode rows alike
 rope.py       RoPE and the write to the cache
+layer.py      a whole decoder layer as one kernel, of the same parts
 sampling.py   the next token: adjust.py, then groups.py, cutoff.py and draw.py; and top_logprobs.py
 ops.py        `CpuOps`: one method an op, as in ReferenceOps
 

@@ -24,29 +24,44 @@ UNIT_TOKENS = 8
 _HIDDEN, _ZERO = np.float32(-np.inf), np.float32(0)
 
 
+def vectors_of(head_size: int, lanes: int) -> int:
+    """How many vectors of an output row are held in registers together."""
+    return 4 if head_size // lanes % 4 == 0 else 2
+
+
 @cache
 def paged_attention_kernel(lanes: int, head_size: int, bf16_cache: bool) -> Any:
     """For one head size, a multiple of 2 * lanes."""
-    LANES, D, PAIRS = lanes, head_size, bf16_cache
-    VECTORS = 4 if D // lanes % 4 == 0 else 2  # of an output row, held in registers together
+    LANES, D, PAIRS, VECTORS = lanes, head_size, int(bf16_cache), vectors_of(head_size, lanes)
 
     @kernel()
     def paged_attention(
         team: Any, out: Any, q: Any, keys: Any, values: Any, query_starts: Any, context_lens: Any, page_tables: Any,
         window: int,
     ) -> None:  # fmt: skip
-        """out (T, H * D) from q (T, H, D) and the cache (P, page_size, KH, D) of S sequences; window 0 is none."""
-        units = list_units(query_starts)
-        arguments = (out, q, keys, values, query_starts, context_lens, page_tables, units, window)
-        share_out(team, attention_chunk, len(units) * keys.shape[2], arguments, (D, PAIRS, VECTORS, LANES))
+        """See attention_of."""
+        attention_of(
+            team, out, q, keys, values, query_starts, context_lens, page_tables, window, D, PAIRS, VECTORS, LANES
+        )
 
     return paged_attention
 
 
 @part
+def attention_of(
+    team: Any, out: Any, q: Any, keys: Any, values: Any, query_starts: Any, context_lens: Any, page_tables: Any,
+    window: int, D: int, PAIRS: int, VECTORS: int, LANES: int,
+) -> None:  # fmt: skip
+    """out (T, H * D) from q (T, H, D) and the cache (P, page_size, KH, D) of S sequences; window 0 is none."""
+    units = list_units(query_starts)
+    arguments = (out, q, keys, values, query_starts, context_lens, page_tables, units, window)
+    share_out(team, attention_chunk, len(units) * keys.shape[2], arguments, (D, PAIRS, VECTORS, LANES))
+
+
+@part
 def attention_chunk(
     chunk: int, out: Any, q: Any, keys: Any, values: Any, query_starts: Any, context_lens: Any, page_tables: Any,
-    units: Any, window: int, D: int, PAIRS: bool, VECTORS: int, LANES: int,
+    units: Any, window: int, D: int, PAIRS: int, VECTORS: int, LANES: int,
 ) -> None:  # fmt: skip
     """One unit: the last ones first, since a prompt's late tokens see most keys."""
     KH = keys.shape[2]
@@ -85,7 +100,7 @@ def list_units(query_starts: Any) -> Any:
 @part
 def attend(
     out: Any, q: Any, keys: Any, values: Any, page_table: Any, unit: Any, window: int,
-    D: int, PAIRS: bool, VECTORS: int, LANES: int,
+    D: int, PAIRS: int, VECTORS: int, LANES: int,
 ) -> None:  # fmt: skip
     """The rows of one unit, token by token and head by head: scores, weights and sum for every block of keys."""
     page_size, KH = keys.shape[1], keys.shape[2]
@@ -138,7 +153,7 @@ def ask(memory: Any, page_table: Any, start: int, stop: int, kv_head: int, D: in
 
 
 @part
-def load_queries(queries: Any, q: Any, unit: Any, G: int, D: int, PAIRS: bool, LANES: int) -> None:
+def load_queries(queries: Any, q: Any, unit: Any, G: int, D: int, PAIRS: int, LANES: int) -> None:
     """queries[token * G + head] = q / sqrt(D), in the order in which dot_tile meets the keys (pack.py)."""
     scale = np.float32(1) / np.sqrt(np.float32(D))
     for row in range(len(queries)):

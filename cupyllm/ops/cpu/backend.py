@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from cupyllm.ops.cpu.isa import choose, usable_processors
 from cupyllm.ops.cpu.ops import CpuOps
 from cupyllm.ops.reference import Norm
 from cupyllm.sampling_batch import SamplingBatch
+from cupyllm.weights import LayerWeights
 
 
 def check_model(config: ModelConfig, page_size: int) -> None:
@@ -60,15 +62,12 @@ def warm_ups(
 ) -> list[tuple[str, Callable[[], object]]]:
     """What to run once so that every kernel of this model is compiled, or read from disk: (op, call) pairs.
 
-    Each op runs on the model's own widths, but on few rows of weights, so the time is that of compiling. `upload` is
-    what the weights go through.
+    The widths are such that the kernels are those of the model, but small, so the time is that of compiling. `upload`
+    is what the weights go through.
     """
-    device, C, I, D = HostDevice(), config.hidden_size, config.intermediate_size, config.head_size  # noqa: E741
-    H, KH, Q = config.num_heads, config.num_kv_heads, config.num_heads * config.head_size
-    norm, head_norm = Norm(np.ones(C, np.float32), 1e-6), Norm(np.ones(D, np.float32), 1e-6)
+    device, C, D = HostDevice(), config.hidden_size, config.head_size
+    norm = Norm(np.ones(C, np.float32), 1e-6)
     one = np.zeros(1, np.int32)
-    batch = Batch(one, one, one, np.array([0, 1], np.int32), one + np.int32(1), one[None], one, 1, 1, 1)
-    cache = device.zeros((1, 1, KH, D), cache_dtype)
 
     def activations(width: int) -> np.ndarray:
         return np.zeros((1, width), np.float32)
@@ -76,14 +75,19 @@ def warm_ups(
     def weights(rows: int, width: int) -> Any:
         return upload(device.zeros((rows, width), dtype))
 
-    def linear() -> None:
-        for width in (C, Q, I):
-            ops.linear(activations(width), weights(8, width))
-        ops.linear(activations(C), weights(8, C), device.zeros((8,), dtype), norm=norm)
-
-    def rope() -> None:
-        table, qkv = activations(D), activations((H + 2 * KH) * D)
-        ops.rope_and_kv_write(qkv, table, batch, cache, cache.copy(), q_norm=head_norm, k_norm=head_norm)
+    def layer() -> None:
+        C, I = gcd(config.hidden_size, 64), gcd(config.intermediate_size, 64)  # noqa: E741
+        heads, kv_heads = config.num_heads, config.num_kv_heads
+        head_norm = np.ones(D, np.float32) if config.qk_norm else None
+        w = LayerWeights(
+            attention_norm=np.ones(C, np.float32), qkv=weights((heads + 2 * kv_heads) * D, C),
+            qkv_bias=device.zeros(((heads + 2 * kv_heads) * D,), dtype) if config.qkv_bias else None,
+            q_norm=head_norm, k_norm=head_norm, o=weights(C, heads * D),
+            mlp_norm=np.ones(C, np.float32), gate_up=weights(2 * I, C), down=weights(C, I),
+        )  # fmt: skip
+        batch = Batch(one, one, one, np.array([0, 1], np.int32), one + np.int32(1), one[None], one, 1, 1, 1)
+        cache = device.zeros((1, 1, kv_heads, D), cache_dtype)
+        ops.whole_layer(activations(C), w, activations(D), cache, cache.copy(), batch, eps=1e-6, window=None)
 
     def sample() -> None:
         nothing, ones = np.empty(0, np.int32), np.ones(1, np.float32)
@@ -97,10 +101,8 @@ def warm_ups(
         ops.sample(activations(8), batch)
 
     return [
-        ("linear", linear),
-        ("gate_up_silu_mul", lambda: ops.gate_up_silu_mul(activations(C), weights(8, C), norm=norm)),
-        ("paged_attention", lambda: ops.paged_attention(activations(Q).reshape(1, H, D), cache, cache, batch)),
-        ("rope_and_kv_write", rope),
+        ("decoder layer", layer),
+        ("logits", lambda: ops.logits(activations(C), weights(8, C), rows=one, norm=norm)),
         ("embedding", lambda: [ops.embedding(one, weights(1, C)), ops.embedding(one, activations(C))]),
         ("rms_norm", lambda: ops.rms_norm(activations(C), norm)),
         ("sample", sample),

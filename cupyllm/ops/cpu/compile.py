@@ -75,6 +75,16 @@ def part_in_any_order(function: F) -> F:
     return _overloaded(function, fastmath={"reassoc", "nnan", "nsz"})
 
 
+def part_by_type(choose: Callable[..., Callable[..., Any]]) -> Callable[[F], F]:
+    """A part that is one of several functions: the one that `choose` names for the types of the arguments."""
+
+    def decorate(function: F) -> F:
+        overload(function, strict=False, prefer_literal=True, jit_options={"error_model": "numpy"})(choose)
+        return function
+
+    return decorate
+
+
 def _overloaded(function: F, **options: Any) -> F:
     jit_options = {"error_model": "numpy", **options}
     overload(function, strict=False, prefer_literal=True, jit_options=jit_options)(lambda *arguments: function)

@@ -71,8 +71,8 @@ def _dot_tile(
     `length`, all multiples of 2 * LANES. A piece that is not the last leaves its totals in the memory of `totals`
     (float32, ROWS * COLUMNS * LANES numbers from totals_offset), and one that is not the first begins with them.
 
-    w is float32, FP16 or BF16; x is float32 as `pack_floats` orders it (pack.py), or, with 16 lanes and w in BF16, BF16
-    too. Or w is INT8 with the scales behind each row, and x as `pack_int8` makes it.
+    w is float32, FP16 or BF16; x is float32 as `_pack_floats` orders it (pack.py), or, with 16 lanes and w in BF16,
+    BF16 too. Or w is INT8 with the scales behind each row, and x as `_pack_int8` makes it.
 
     Columns after `last` are computed as that one again. ASKS: whether to ask for the weights at the offset `ahead` and
     after it, as many as this tile reads.

@@ -9,7 +9,7 @@ Groups lie in bundles of up to 16, one for each lane of the instruction: first t
 with the scales do for 16 groups. The last bundle of a row may have fewer groups; its vectors are shorter.
 
 The instruction multiplies bytes without a sign (w) by bytes with one (x); the 128 that is too much in every w is taken
-off by beginning a group's sum with -128 times the sum of its x. That number belongs to x, so `pack_int8` makes it.
+off by beginning a group's sum with -128 times the sum of its x. That number belongs to x: packing makes it (pack.py).
 """
 
 from __future__ import annotations

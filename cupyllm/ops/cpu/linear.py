@@ -13,13 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupyllm.ops.cpu.compile import kernel, part
-from cupyllm.ops.cpu.dot_tile import BUNDLE, BUNDLE_BYTES
 from cupyllm.ops.cpu.numerics import load_number, silu, store_number
-from cupyllm.ops.cpu.pack import empty_rows, pack_floats, pack_int8
+from cupyllm.ops.cpu.pack import packed_rows
 from cupyllm.ops.cpu.products import FEW_TOKENS, chunks_of, products
 from cupyllm.ops.cpu.team import THREADS, share_out
 
-_PACKED = 4  # tokens in a chunk of packing
 _BLOCK_BYTES = 1 << 19  # of weights in a chunk: half of a common L2 cache
 _TOKENS_MANY = 64  # in a chunk
 
@@ -32,37 +30,51 @@ class LinearKernels(NamedTuple):
 
 
 @cache
-def linear_kernels(lanes: int, bf16_pairs: bool, int8: bool) -> LinearKernels:
-    """For rows of weights whose length is a multiple of 2 * lanes; `bf16_pairs`: bf16 weights, float32 activations."""
-    LANES, PAIRS, INT8 = lanes, bf16_pairs, int8
-    pack = pack_int8 if int8 else pack_floats
+def linear_kernels(lanes: int, pairs: bool) -> LinearKernels:
+    """For rows of weights whose length is a multiple of 2 * lanes; `pairs`: bf16 weights, float32 activations."""
+    LANES, PAIRS = lanes, int(pairs)
 
     @kernel()
     def linear(
         team: Any, y: Any, x: Any, w: Any, bias: Any, residual: Any, norm: Any, eps: float, packed_like: Any
     ) -> None:
-        """y (T, N) = norm(x) (T, K) @ w.T (N, K) + bias + residual; an empty array leaves its part out.
-
-        x is packed in the type of `packed_like`.
-        """
-        (T, K), N = x.shape, len(w)
-        packed = empty_rows(T, chunks_of(K, BUNDLE) * BUNDLE_BYTES if INT8 else K, packed_like)
-        share_out(team, pack, chunks_of(T, _PACKED), (_PACKED, packed, x, norm, eps), (PAIRS, LANES))
-        rows, tokens = chunk_shape(T, N, K * w.itemsize, team[THREADS])
-        arguments = (y, w, packed, bias, residual, rows, tokens, K)
-        share_out(team, linear_chunk, chunks_of(N, rows) * chunks_of(T, tokens), arguments, (LANES,))
+        """See linear_of."""
+        linear_of(team, y, x, w, bias, residual, norm, eps, packed_like, PAIRS, LANES)
 
     @kernel()
     def gate_up_silu_mul(team: Any, y: Any, x: Any, w: Any, norm: Any, eps: float, packed_like: Any) -> None:
-        """y (T, I) = SiLU(gate) * up, where gate and up are norm(x) (T, K) @ w.T (2 * I, K)."""
-        (T, K), I = x.shape, len(w) // 2  # noqa: E741
-        packed = empty_rows(T, chunks_of(K, BUNDLE) * BUNDLE_BYTES if INT8 else K, packed_like)
-        share_out(team, pack, chunks_of(T, _PACKED), (_PACKED, packed, x, norm, eps), (PAIRS, LANES))
-        rows, tokens = chunk_shape(T, I, 2 * K * w.itemsize, team[THREADS])
-        arguments = (y, w, packed, rows, tokens, K)
-        share_out(team, gate_up_chunk, chunks_of(I, rows) * chunks_of(T, tokens), arguments, (LANES,))
+        """See gate_up_of."""
+        gate_up_of(team, y, x, w, norm, eps, packed_like, PAIRS, LANES)
 
     return LinearKernels(linear, gate_up_silu_mul)
+
+
+@part
+def linear_of(
+    team: Any, y: Any, x: Any, w: Any, bias: Any, residual: Any, norm: Any, eps: float, packed_like: Any,
+    PAIRS: int, LANES: int,
+) -> None:  # fmt: skip
+    """y (T, N) = norm(x) (T, K) @ w.T (N, K) + bias + residual; an empty array leaves its part out.
+
+    x is packed in the type of `packed_like`.
+    """
+    (T, K), N = x.shape, len(w)
+    packed = packed_rows(team, x, norm, eps, packed_like, PAIRS, LANES)
+    rows, tokens = chunk_shape(T, N, K * w.itemsize, team[THREADS])
+    arguments = (y, w, packed, bias, residual, rows, tokens, K)
+    share_out(team, linear_chunk, chunks_of(N, rows) * chunks_of(T, tokens), arguments, (LANES,))
+
+
+@part
+def gate_up_of(
+    team: Any, y: Any, x: Any, w: Any, norm: Any, eps: float, packed_like: Any, PAIRS: int, LANES: int
+) -> None:
+    """y (T, I) = SiLU(gate) * up, where gate and up are norm(x) (T, K) @ w.T (2 * I, K)."""
+    (T, K), I = x.shape, len(w) // 2  # noqa: E741
+    packed = packed_rows(team, x, norm, eps, packed_like, PAIRS, LANES)
+    rows, tokens = chunk_shape(T, I, 2 * K * w.itemsize, team[THREADS])
+    arguments = (y, w, packed, rows, tokens, K)
+    share_out(team, gate_up_chunk, chunks_of(I, rows) * chunks_of(T, tokens), arguments, (LANES,))
 
 
 @part

@@ -12,11 +12,13 @@ from cupyllm.ops.cpu.attention import paged_attention_kernel
 from cupyllm.ops.cpu.dot_tile import LANES_INT8
 from cupyllm.ops.cpu.int8 import Int8Matrix, embedding_int8, empty_int8, quantise_rows
 from cupyllm.ops.cpu.isa import Isa
-from cupyllm.ops.cpu.linear import LinearKernels, linear_kernels
+from cupyllm.ops.cpu.layer import Operand, layer_kernel
+from cupyllm.ops.cpu.linear import linear_kernels
 from cupyllm.ops.cpu.rope import rope_kernel
 from cupyllm.ops.cpu.team import Team
 from cupyllm.ops.reference import Norm, ReferenceOps
 from cupyllm.sampling_batch import SampleResult, SamplingBatch, TopLogprobs
+from cupyllm.weights import LayerWeights
 
 _NO_VECTOR = np.empty(0, np.float32)
 _NO_BF16, _NO_BYTES = np.empty(0, np.uint16), np.empty(0, np.uint8)
@@ -66,18 +68,19 @@ class CpuOps(ReferenceOps):
     ) -> Array:
         """linear.py"""
         y = np.empty((len(x), len(weight)), np.float32)
-        kernels, w, packed_like = self._operands(weight)
+        w, packed_like, lanes, pairs = self._operand(weight)
         norm_weight, eps = norm or (_NO_VECTOR, 0.0)
         bias = w[0, :0] if bias is None else _bits(bias)  # none: an empty array, of the type that one would have
         residual = _NO_MATRIX if residual is None else residual
-        self._team.run(kernels.linear, y, x, w, bias, residual, norm_weight, eps, packed_like)
+        self._team.run(linear_kernels(lanes, pairs).linear, y, x, w, bias, residual, norm_weight, eps, packed_like)
         return y
 
     def gate_up_silu_mul(self, x: Array, weight: Array, *, norm: Norm) -> Array:
         """linear.py"""
         y = np.empty((len(x), len(weight) // 2), np.float32)
-        kernels, w, packed_like = self._operands(weight)
-        self._team.run(kernels.gate_up_silu_mul, y, x, w, norm.weight, norm.eps, packed_like)
+        w, packed_like, lanes, pairs = self._operand(weight)
+        kernel = linear_kernels(lanes, pairs).gate_up_silu_mul
+        self._team.run(kernel, y, x, w, norm.weight, norm.eps, packed_like)
         return y
 
     def silu_mul(self, gate_up: Array) -> Array:
@@ -140,11 +143,42 @@ class CpuOps(ReferenceOps):
         quantise_rows(quantised.rows, _bits(matrix))
         return quantised
 
-    def _operands(self, weight: Array) -> tuple[LinearKernels, Array, Array]:
-        """The kernels for these weights, the weights, and an array of the type that they take activations in."""
+    def whole_layer(
+        self,
+        x: Array,
+        w: LayerWeights,
+        rope_table: Array,
+        keys: Array,
+        values: Array,
+        batch: Batch,
+        *,
+        eps: float,
+        window: int | None,
+    ) -> Array:
+        """layer.py"""
+        qkv, o, gate_up, down = (self._operand(weight) for weight in (w.qkv, w.o, w.gate_up, w.down))
+        head_size = keys.shape[3]
+        lanes = (qkv.lanes, o.lanes, down.lanes, self.isa.lanes_for(head_size))
+        kernel = layer_kernel(lanes, (qkv.pairs, o.pairs, down.pairs), head_size, bool(keys.dtype == _BF16))
+        bias = qkv.w[0, :0] if w.qkv_bias is None else _bits(w.qkv_bias)
+        q_norm, k_norm = (_NO_VECTOR if norm is None else norm for norm in (w.q_norm, w.k_norm))
+        num_between = x.shape[1] + max(len(w.qkv) + 2 * w.o.shape[1], w.down.shape[1])  # of a token
+        out, scratch = np.empty_like(x), np.empty(len(x) * num_between, np.float32)
+        self._team.run(
+            kernel, out, scratch, x, rope_table, _bits(keys), _bits(values),
+            batch.positions, batch.slots, batch.query_starts, batch.context_lens, batch.page_tables, window or 0,
+            eps, w.attention_norm, qkv.w, bias, q_norm, k_norm, o.w,
+            w.mlp_norm, gate_up.w, down.w, qkv.packed_like, o.packed_like, down.packed_like,
+        )  # fmt: skip
+        return out
+
+    def _operand(self, weight: Array) -> Operand:
+        """The weights as the kernels take them."""
         if isinstance(weight, Int8Matrix):
-            return linear_kernels(LANES_INT8, False, True), weight.rows, _NO_BYTES
+            return Operand(weight.rows, _NO_BYTES, LANES_INT8, False)
         lanes = self.isa.lanes_for(weight.shape[1])
-        bf16 = weight.dtype == _BF16
-        bf16_dot = bf16 and self.isa.bf16_dot and lanes == self.isa.lanes
-        return linear_kernels(lanes, bf16 and not bf16_dot, False), _bits(weight), _NO_BF16 if bf16_dot else _NO_VECTOR
+        if weight.dtype != _BF16:
+            return Operand(_bits(weight), _NO_VECTOR, lanes, False)
+        if self.isa.bf16_dot and lanes == self.isa.lanes:
+            return Operand(weight, _NO_BF16, lanes, False)
+        return Operand(weight, _NO_VECTOR, lanes, True)

@@ -1,7 +1,7 @@
 """Activations as the tiles read them: normed, rounded to the type of the products, in the order of the weights.
 
-    pack_floats   float32 or bf16
-    pack_int8     a byte each, with a scale for every 64 (int8.py)
+    _pack_floats   float32 or bf16
+    _pack_int8     a byte each, with a scale for every 64 (int8.py)
 
 Both take a row's numbers as vectors, several at once, so that packing costs little beside the product.
 """
@@ -14,13 +14,16 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 
-from cupyllm.ops.cpu.compile import instruction, part
+from cupyllm.ops.cpu.compile import instruction, part, part_by_type
 from cupyllm.ops.cpu.dot_tile import BUNDLE, BUNDLE_BYTES, GROUP, LANES_INT8
+from cupyllm.ops.cpu.products import chunks_of
 from cupyllm.ops.cpu.rms import inverse_root_mean_square
+from cupyllm.ops.cpu.team import share_out
 from cupyllm.ops.cpu.vectors import (
     BF16,
     F32,
     I32,
+    INT8,
     LINE,
     Builder,
     Value,
@@ -36,6 +39,17 @@ from cupyllm.ops.cpu.vectors import (
     vector_type,
 )
 
+_TOKENS = 4  # in a chunk
+
+
+@part
+def packed_rows(team: Any, x: Any, norm: Any, eps: float, like: Any, PAIRS: int, LANES: int) -> Any:
+    """norm(x) packed, in the type of `like`; an empty norm leaves x as it is."""
+    T, K = x.shape
+    packed = empty_rows(T, chunks_of(K, BUNDLE) * BUNDLE_BYTES if like.itemsize == 1 else K, like)
+    share_out(team, pack_chunk, chunks_of(T, _TOKENS), (_TOKENS, packed, x, norm, eps), (PAIRS, LANES))
+    return packed
+
 
 @part
 def empty_rows(count: int, width: int, like: Any) -> Any:
@@ -45,8 +59,7 @@ def empty_rows(count: int, width: int, like: Any) -> Any:
     return memory[first : first + count * width].reshape(count, width)
 
 
-@part
-def pack_floats(chunk: int, size: int, packed: Any, x: Any, norm: Any, eps: float, PAIRS: bool, LANES: int) -> None:
+def _pack_floats(chunk: int, size: int, packed: Any, x: Any, norm: Any, eps: float, PAIRS: int, LANES: int) -> None:
     """packed[t] = norm(x[t]), as float32 or bf16, for `size` tokens.
 
     PAIRS: of 2 * LANES numbers the even ones come first, then the odd ones, as dot_tile widens bf16 weights.
@@ -61,8 +74,7 @@ def pack_floats(chunk: int, size: int, packed: Any, x: Any, norm: Any, eps: floa
                 pack_two_vectors(packed, t * K + k, x, t * K + k, scale, norm, 0, PAIRS, LANES, 0)
 
 
-@part
-def pack_int8(chunk: int, size: int, packed: Any, x: Any, norm: Any, eps: float, PAIRS: bool, LANES: int) -> None:
+def _pack_int8(chunk: int, size: int, packed: Any, x: Any, norm: Any, eps: float, PAIRS: int, LANES: int) -> None:
     """packed[t] = norm(x[t]) in int8, for `size` tokens.
 
     The numbers lie in bundles as those of weights do (int8.py), but a last bundle has room for 16 groups, and zeros in
@@ -79,6 +91,11 @@ def pack_int8(chunk: int, size: int, packed: Any, x: Any, norm: Any, eps: float,
                 pack_group(packed, bundle + group, x, t * K + k, scale, norm, k, LANES, 1)
             else:
                 pack_group(packed, bundle + group, x, t * K + k, scale, norm, 0, LANES, 0)
+
+
+@part_by_type(lambda chunk, size, packed, *others: _pack_int8 if packed.dtype == INT8 else _pack_floats)
+def pack_chunk(chunk: int, size: int, packed: Any, x: Any, norm: Any, eps: float, PAIRS: int, LANES: int) -> None:
+    """_pack_int8 or _pack_floats, by the type of `packed`."""
 
 
 def _pack_two_vectors(

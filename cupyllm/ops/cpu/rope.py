@@ -24,11 +24,20 @@ def rope_kernel(lanes: int) -> Any:
         team: Any, q: Any, qkv: Any, table: Any, positions: Any, slots: Any, keys: Any, values: Any,
         q_norm: Any, k_norm: Any, eps: float,
     ) -> None:  # fmt: skip
-        """q (T, H, D) from qkv (T, (H + 2 * KH) * D); keys and values (P, page_size, KH, D) get the tokens' slots."""
-        arguments = (q, qkv, table, positions, slots, keys, values, q_norm, k_norm, eps)
-        share_out(team, rope_chunk, chunks_of(len(qkv), FEW_TOKENS), arguments, (LANES,))
+        """See rope_of."""
+        rope_of(team, q, qkv, table, positions, slots, keys, values, q_norm, k_norm, eps, LANES)
 
     return rope_and_kv_write
+
+
+@part
+def rope_of(
+    team: Any, q: Any, qkv: Any, table: Any, positions: Any, slots: Any, keys: Any, values: Any,
+    q_norm: Any, k_norm: Any, eps: float, LANES: int,
+) -> None:  # fmt: skip
+    """q (T, H, D) from qkv (T, (H + 2 * KH) * D); keys and values (P, page_size, KH, D) get the tokens' slots."""
+    arguments = (q, qkv, table, positions, slots, keys, values, q_norm, k_norm, eps)
+    share_out(team, rope_chunk, chunks_of(len(qkv), FEW_TOKENS), arguments, (LANES,))
 
 
 @part
