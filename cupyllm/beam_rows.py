@@ -27,6 +27,7 @@ class BeamRows:
 
     def start(self, search: BeamSearch, sequence: Sequence) -> None:
         """Make a sequence that has just been queued the first beam of a search: it offers tokens, and never ends."""
+        sequence.is_beam = True
         sequence.end_token_ids = frozenset()
         sequence.max_tokens = sequence.most_tokens = 2**31
         search.live = {sequence.id: (sequence, 0.0)}

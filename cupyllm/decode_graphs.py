@@ -1,9 +1,12 @@
 """The whole decode step as one captured graph: advance, embedding, layers, head and sampling, replayed with one call.
 
-A graph has its sizes baked in, so there is one for each bucket of rows, of context lengths, and of whether all rows are
-greedy and without penalties; it is captured at the start or when it is first needed. Rows that only fill a bucket up
-are not in use: they write no key and no value, and nobody reads what they sample. Everything that changes from step to
-step lies in the decode rows on the device (decode_rows.py), which the graph itself moves on.
+A graph has its sizes baked in, so there is one for each bucket of rows, of context lengths, and of how the rows are
+sampled; it is captured at the start or when it is first needed. Rows that only fill a bucket up are not in use: they
+write no key and no value, and nobody reads what they sample. Everything that changes from step to step lies in the
+decode rows on the device (decode_rows.py), which the graph itself moves on.
+
+Where the host has to know more of a row than its last token, or to make something for it (a mask, a bias), the graph
+ends behind the last layer. Head and sampling are launched by themselves then, and the tokens put back into the rows.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from itertools import product
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from cupyllm.batch import BatchBuilder
 from cupyllm.decode_rows import DecodeRows, RowArrays, RowLayout
@@ -30,15 +33,20 @@ SMALLEST_CONTEXT = 1024
 CONTEXT_GROWTH = 4
 
 
+# How the rows get their tokens: "greedy", all take the most likely one of the logits as they are; "sampled", by all
+# that RowSampling has; "unsampled", the graph gives hidden states, and the rest is launched by itself.
+SamplingKind = Literal["greedy", "sampled", "unsampled"]
+
+
 class GraphKey(NamedTuple):
     """What is baked into a graph."""
 
     rows: int
     max_context_len: int
-    all_plain: bool  # every row takes the most likely token of its logits as they are
+    kind: SamplingKind
 
     def __str__(self) -> str:
-        return f"{self.rows} {'greedy' if self.all_plain else 'sampled'} rows, contexts up to {self.max_context_len}"
+        return f"{self.rows} {self.kind} rows, contexts up to {self.max_context_len}"
 
 
 class DecodeGraphs:
@@ -66,8 +74,9 @@ class DecodeGraphs:
         self._layout = RowLayout(max_rows, max_pages=-(-max_model_len // cache.page_size))
         self._rows = DecodeRows(ops, device, self._layout, page_size=cache.page_size, vocab_limit=vocab_limit)
         self._graphs: dict[GraphKey, Graph] = {}
+        self._hidden: dict[GraphKey, Array] = {}  # (R, C) float32: what the unsampled graphs give
         self._looked_at: list[Sequence] = []
-        self._can_all = False  # whether all of these can be replayed
+        self._can_run = self._can_sample = False  # whether graphs can run and can sample all of these
         self.num_replays = 0
 
     @property
@@ -76,24 +85,35 @@ class DecodeGraphs:
         return self._graphs
 
     def takes(self, plan: Plan) -> bool:
-        """Whether the step can be replayed: decode rows alone, of which nothing is wanted that only the host can do."""
+        """Whether the step can be replayed: decode rows alone, and each runs the token that was sampled for it."""
         if plan.prompts or plan.page_copies:
             return False
         if plan.decodes != self._looked_at:
-            self._looked_at, self._can_all = plan.decodes, all(map(_can_be_replayed, plan.decodes))
-        return self._can_all
+            self._looked_at = plan.decodes
+            self._can_run = not any(sequence.is_beam for sequence in plan.decodes)
+            self._can_sample = self._can_run and all(map(_can_be_sampled, plan.decodes))
+        return self._can_run
+
+    def samples(self, plan: Plan) -> bool:
+        """Whether the step can be replayed with its sampling: nothing is wanted that only the host can do."""
+        return self.takes(plan) and self._can_sample
 
     def leave(self) -> None:
         """A step ran in another way."""
         self._rows.leave()
 
     def run(self, plan: Plan, batches: BatchBuilder, unread: Unread | None) -> Array:
-        """Run a step that `takes` took; returns the sampled tokens on the device, (S,) int32, until the next step."""
+        """Run a step that `takes` took; returns an array on the device, there until the next step.
+
+        That is the sampled tokens, (S,) int32, or, where it does not sample, the hidden states behind the last layer,
+        (S, C) float32; `put_tokens` has to be called then.
+        """
         self._rows.follow(plan, batches, unread)
+        kind: SamplingKind = "greedy" if self._rows.all_plain else "sampled"
         key = GraphKey(
             bucket_of(len(plan.decodes), self._layout.max_rows),
             context_bucket(batches.max_context_len),
-            self._rows.all_plain,
+            kind if self._can_sample else "unsampled",
         )
         graph = self._graphs.get(key) or self._capture_late(key)
         try:
@@ -102,8 +122,12 @@ class DecodeGraphs:
             self._rows.lose_track()
             raise
         self.num_replays += 1
-        self._rows.moved_on()
-        return self._rows.sampled
+        self._rows.moved_on(has_sampled=self._can_sample)
+        return self._rows.sampled if self._can_sample else self._hidden[key][: len(plan.decodes)]
+
+    def put_tokens(self, token_ids: Array) -> None:
+        """What was sampled from the hidden states of the step that `run` ran: (S,) int32 on the device."""
+        self._rows.put_tokens(token_ids)
 
     @property
     def keys(self) -> list[GraphKey]:
@@ -113,7 +137,7 @@ class DecodeGraphs:
         contexts = [SMALLEST_CONTEXT]
         while contexts[-1] < self._longest:
             contexts.append(contexts[-1] * CONTEXT_GROWTH)
-        return [GraphKey(*sizes) for sizes in product(rows, reversed(contexts), (False, True))]
+        return [GraphKey(*sizes) for sizes in product(rows, reversed(contexts), get_args(SamplingKind))]
 
     def capture(self, key: GraphKey) -> Graph:
         """Capture a graph before a step needs it."""
@@ -137,11 +161,14 @@ class DecodeGraphs:
         """What is captured: nothing here may depend on the values of a step."""
         batch, sampled = rows.batch(key.rows, key.max_context_len), rows.fields.sampled[: key.rows]
         table, page_size = self._model.weights.embedding, self._cache.page_size
-        counts = None if key.all_plain else rows.counts[: key.rows]
+        counts = None if key.kind == "greedy" else rows.counts[: key.rows]
         x = self._ops.advance_rows(batch, sampled, table, counts=counts, page_size=page_size)
         hidden = all_layers(self._ops, self._model, x, self._cache, batch)
+        if key.kind == "unsampled":
+            self._hidden[key] = hidden
+            return
         scores = self._ops.linear(hidden, self._model.weights.lm_head, norm=final_norm(self._model))
-        self._ops.sample_rows(scores, rows.sampling(key.rows), all_plain=key.all_plain, out=sampled)
+        self._ops.sample_rows(scores, rows.sampling(key.rows), all_plain=key.kind == "greedy", out=sampled)
 
 
 def bucket_of(rows: int, max_rows: int) -> int:
@@ -161,7 +188,7 @@ def context_bucket(longest: int) -> int:
     return bucket
 
 
-def _can_be_replayed(sequence: Sequence) -> bool:
+def _can_be_sampled(sequence: Sequence) -> bool:
     """Whether nothing but penalties changes the logits of the sequence, and nothing but a token is wanted."""
     params = sequence.params
     changed = params.logit_bias or params.bad_word_ids or params.min_tokens or sequence.guide is not None

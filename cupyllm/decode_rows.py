@@ -122,7 +122,8 @@ class DecodeRows:
     """Up to `layout.max_rows` sequences, each in the row that the scheduler gave it.
 
     A step is: `follow`, which makes the device's rows those of the plan, as they are before the step; the step itself,
-    which moves them on and samples; `moved_on`, which says so. `leave` says that tokens were run in another way.
+    which moves them on and samples; `moved_on`, which says so; and `put_tokens`, where it has not sampled. `leave` says
+    that tokens were run in another way.
     """
 
     def __init__(
@@ -141,6 +142,7 @@ class DecodeRows:
         self._fields = layout.fields(self._words)
         self._sequences: list[Sequence] = []
         self._is_counted = np.zeros(layout.max_rows, bool)  # rows whose counts hold the device's context
+        self._places_of_sampled = device.upload(np.arange(layout.max_rows, dtype=np.int32) + self._starts["sampled"])
         self._has_tokens = False  # whether `sampled` holds the next token of all these sequences
         self._num_steps = 0  # that moved the rows on since the last change of sequences
 
@@ -157,9 +159,14 @@ class DecodeRows:
         else:
             self._place(plan.decodes, batches, unread)
 
-    def moved_on(self) -> None:
-        """A step ran on the device's rows."""
+    def moved_on(self, *, has_sampled: bool) -> None:
+        """A step ran on the device's rows; without `has_sampled`, `put_tokens` follows."""
         self._num_steps += 1
+        self._has_tokens = has_sampled
+
+    def put_tokens(self, token_ids: Array) -> None:
+        """Take over the tokens of all rows in use, which were sampled elsewhere: (S,) int32 on the device."""
+        self._ops.update_rows(self.arrays.words, self._places_of_sampled[: len(token_ids)], token_ids)
         self._has_tokens = True
 
     def leave(self) -> None:

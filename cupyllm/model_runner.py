@@ -15,7 +15,7 @@ from cupyllm.decode_graphs import DecodeGraphs
 from cupyllm.device import Array, Device
 from cupyllm.errors import DeadEndError
 from cupyllm.kv_cache import KVCache
-from cupyllm.model import Model, forward, logits
+from cupyllm.model import Model, final_norm, forward, logits
 from cupyllm.ops.reference import ReferenceOps
 from cupyllm.plan import Plan
 from cupyllm.prompt_reader import PromptReader
@@ -27,7 +27,7 @@ from cupyllm.unread import Sampled, Unread
 class Computed(NamedTuple):
     """What a step has computed: the hidden states of all tokens, (T, C), and their batch on the device, to sample from.
 
-    A replayed step has sampled already.
+    A replayed step has sampled already, or gives the hidden states of its rows alone, and no batch.
     """
 
     hidden: Array | None
@@ -65,7 +65,7 @@ class ModelRunner:
 
     def must_be_told(self, plan: Plan) -> bool:
         """Whether the host must read tokens before the step can be launched: where it penalises them one by one."""
-        if self.graphs is None or self.graphs.takes(plan):
+        if self.graphs is None or self.graphs.samples(plan):
             return False
         return any(sequence.params.penalises and sequence.token_ids[-1] == PENDING for sequence in plan.decodes)
 
@@ -94,11 +94,16 @@ class ModelRunner:
         hidden, batch, sampled = computed
         if sampled is not None:
             return sampled
-        assert batch is not None
-        scores = logits(self.ops, self.model, hidden, batch.logit_rows)
+        assert hidden is not None
+        if batch is None:
+            scores = self.ops.linear(hidden, self.model.weights.lm_head, norm=final_norm(self.model))
+        else:
+            scores = logits(self.ops, self.model, hidden, batch.logit_rows)
         if rows is not None:
             scores = self.ops.embedding(self.device.upload(np.array(rows, np.int32)), scores)
         result = self.ops.sample(scores, self._sampling.build(sequences))
+        if batch is None and self.graphs is not None:
+            self.graphs.put_tokens(result.token_ids)
         return Sampled(result.token_ids, self.device, result if len(result.logprobs) else None)
 
     def dead_end(self, sequence: Sequence) -> DeadEndError | None:
@@ -108,9 +113,11 @@ class ModelRunner:
     def _replay(self, graphs: DecodeGraphs, plan: Plan, unread: Unread | None) -> Computed:
         """Run a captured step, over rows that stay on the device."""
         self._batches.follow(plan)
+        result = graphs.run(plan, self._batches, unread)
+        if not graphs.samples(plan):
+            return Computed(result, None, None)
         self._sampling.forget()
-        token_ids = graphs.run(plan, self._batches, unread)
-        return Computed(None, None, Sampled(token_ids, self.device))
+        return Computed(None, None, Sampled(result, self.device))
 
     def _take_over(self, decodes: list[Sequence], token_ids: Array, unread: Unread, sampled: Sampled) -> Array:
         """The token ids of a batch whose decode rows got a token that is still unread, all but those that were computed

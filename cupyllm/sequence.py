@@ -45,6 +45,7 @@ class Sequence:
     arrival: int | None = None  # the id of the sequence it was forked from, if it was; it ranks beside that
     cache_salt: str = ""  # only sequences with the same salt share cached pages
     guide: TokenGuide | None = None  # what may come next, where that is restricted
+    is_beam: bool = False  # a beam search chooses its tokens, not the sampling
     readout: PromptReadout | None = None  # what is wanted of the prompt itself; then every prompt token is computed
     page_table: list[int] = field(default_factory=list)
     cached_pages: list[CachedPage] = field(default_factory=list)  # its full pages, as the prefix cache knows them

@@ -104,13 +104,15 @@ def answers(engine: Engine) -> dict[int, list[TokenEvent]]:
 
 
 def token_ids(engine: Engine) -> list[list[int]]:
-    """Greedy, drawn and penalised answers to ragged prompts in steps that can be captured; some enter a page."""
+    """Greedy, drawn, penalised and biased answers to ragged prompts in steps that are captured; some enter a page."""
     rng = np.random.default_rng(0)
     greedy = SamplingParams(temperature=0.0, max_tokens=4 * NUM_TOKENS, ignore_eos=True)
     drawn = SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=2 * NUM_TOKENS, ignore_eos=True)
     penalised = replace(drawn, repetition_penalty=1.2, frequency_penalty=0.3)
     prompts = [rng.integers(0, 500, length).tolist() for length in PROMPT_LENGTHS]
     sequences = [engine.add(prompt, params) for prompt in prompts for params in (greedy, drawn, penalised)]
+    # The shortest: sampling is launched by itself until it has ended.
+    sequences.append(engine.add(prompts[0], replace(drawn, logit_bias={7: 2.0}, max_tokens=NUM_TOKENS)))
     while engine.has_work:
         engine.step()
     return [sequence.output_ids for sequence in sequences]

@@ -15,6 +15,7 @@ import pytest
 
 from cupyllm import LLM
 from cupyllm.batch import Batch
+from cupyllm.beam_search import BeamParams
 from cupyllm.checkpoint import Checkpoint
 from cupyllm.config import EngineConfig
 from cupyllm.cuda.loader import KernelLoader, emulated_loader
@@ -45,7 +46,15 @@ PENALTIES: list[dict[str, Any]] = [
     {"presence_penalty": -0.25},
     {"repetition_penalty": 1.3},
     {"repetition_penalty": 0.8, "presence_penalty": 0.7, "frequency_penalty": -0.125},
-    {"logit_bias": {7: 2.0}},  # with which a step is launched by its kernels
+]
+# With these the graph ends behind the last layer.
+BY_THE_HOST: list[dict[str, Any]] = [
+    {"logit_bias": {7: 2.0}},
+    {"bad_word_ids": ((11,), (12, 13))},
+    {"min_tokens": 12},
+    {"allowed_token_ids": tuple(range(0, 500, 3))},
+    {"logprobs": 2},
+    {"logprobs": 0, "frequency_penalty": 0.5},
 ]
 PENALISED = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.0, repetition_penalty=1.3)
 DRAWN = SamplingParams(temperature=1.0, top_k=40, top_p=0.9, min_p=0.01, seed=1, max_tokens=60, ignore_eos=True)
@@ -130,8 +139,11 @@ def make_engine(
     )
 
 
-def drive(engine: Engine, seed: int, steps: int) -> list[Sequence]:
-    """Joins, leaves, aborts and growing contexts, chosen by the seed alone; then the rest runs to its end."""
+def drive(engine: Engine, seed: int, steps: int, host_share: float = 0.1) -> list[Sequence]:
+    """Joins, leaves, aborts and growing contexts, chosen by the seed alone; then the rest runs to its end.
+
+    `host_share` of the sequences want of the host what no graph can do.
+    """
     rng, asked = random.Random(seed), []
     for step in range(steps):
         if rng.random() < 0.2 and engine.num_waiting < 3:
@@ -139,7 +151,9 @@ def drive(engine: Engine, seed: int, steps: int) -> list[Sequence]:
             sampling: dict[str, Any] = {"temperature": 0.0} if kind < 2 else {"temperature": 0.9, "seed": step}
             sampling |= {"top_k": rng.choice([0, 20]), "top_p": rng.choice([1.0, 0.8])} if kind == 3 else {}
             sampling |= rng.choice(PENALTIES) if rng.random() < (0.15 if kind < 2 else 0.6) else {}
-            params = SamplingParams(max_tokens=rng.randint(1, 40), ignore_eos=rng.random() < 0.5, **sampling)
+            sampling |= rng.choice(BY_THE_HOST) if rng.random() < host_share else {}
+            most = max(rng.randint(1, 40), sampling.get("min_tokens", 0))
+            params = SamplingParams(max_tokens=most, ignore_eos=rng.random() < 0.5, **sampling)
             prompt = [rng.randrange(500) for _ in range(rng.randint(1, 40))]
             asked.append(engine.add(prompt, params))
         if asked and rng.random() < 0.05:
@@ -209,9 +223,60 @@ def test_200_steps_of_every_change_give_the_tokens_of_the_uncaptured_engine(
     assert all(same), [ours.id for (ours, _), is_right in zip(greedy, same, strict=True) if not is_right]
     assert sum(is_same(ours, theirs) for ours, theirs in greedy) > 0.6 * len(greedy) > 5
     assert len(captured.runner.graphs.graphs) >= 4, "greedy and sampled, in several sizes"
+    assert {key.kind for key in captured.runner.graphs.graphs} == {"greedy", "sampled", "unsampled"}
     assert captured.stats.num_graph_replays >= len(captured.runner.graphs.graphs)
     assert plain.stats.num_graph_replays == 0
     assert (captured.stats.num_preemptions > 0) == (num_pages == 8)
+
+
+@pytest.mark.parametrize(("overlap", "num_pages"), [(False, 200), (True, 200), (True, 8)])
+def test_200_steps_that_need_the_host_give_the_tokens_of_the_uncaptured_engine(
+    folder: Path, loader: KernelLoader, overlap: bool, num_pages: int
+) -> None:
+    switches: dict[str, Any] = {"num_pages": num_pages, "max_decode_batch_size": 4, "max_step_tokens": 32}
+    captured, plain = (
+        make_engine(folder, WatchingOps(loader, HostDevice()), capture=capture, overlap=overlap, **switches)
+        for capture in (loader.capture, None)
+    )
+    asked = [drive(engine, seed=num_pages + 1, steps=200, host_share=0.8) for engine in (captured, plain)]
+    assert all(map(is_same, *asked))
+    assert captured.stats.num_graph_replays > 50
+    assert "unsampled" in {key.kind for key in captured.runner.graphs.graphs}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_row_has_the_logprobs_of_the_uncaptured_engine_beside_one_with_penalties(
+    folder: Path, loader: KernelLoader, overlap: bool
+) -> None:
+    told = []
+    for capture in (loader.capture, None):
+        engine = make_engine(folder, WatchingOps(loader, HostDevice()), capture=capture, overlap=overlap)
+        # The penalised one keeps its row, and its counts, when the other has left.
+        sequences = [engine.add([4, 5], PENALISED), engine.add([1, 2, 3], replace(DRAWN, logprobs=3, max_tokens=20))]
+        events = run_to_end(engine)
+        told.append((answers(sequences), [event.logprobs for event in events if event.logprobs is not None]))
+        assert engine.stats.num_graph_replays == (59 if capture else 0), "all but the prompts' step"
+    assert told[0] == told[1]
+    assert len(told[0][1]) == 20
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_beams_beside_a_captured_row_choose_their_own_tokens(folder: Path, loader: KernelLoader, overlap: bool) -> None:
+    """A beam goes on with another token than the most likely one where that would end it."""
+    greedy = make_engine(folder, CudaOps(loader, HostDevice()))
+    likely = greedy.add([1, 2, 3], GREEDY)
+    run_to_end(greedy)
+    found = []
+    for capture in (loader.capture, None):
+        engine = make_engine(folder, CudaOps(loader, HostDevice()), capture=capture, overlap=overlap)
+        stops = tuple(likely.output_ids[2:6])
+        params = BeamParams(2, length_penalty=3.0, early_stopping="never", max_tokens=12, stop_token_ids=stops)
+        search = engine.add_beams([1, 2, 3], params)
+        other = engine.add([4, 5], GREEDY)
+        run_to_end(engine)
+        found.append(([(beam.token_ids, beam.score) for beam in search.finished], other.output_ids))
+        assert (engine.stats.num_graph_replays > 0) == (capture is not None)
+    assert found[0] == found[1]
 
 
 def steady_engine(
@@ -259,6 +324,31 @@ def test_a_captured_step_has_six_launches_a_layer_and_four_around_them(
     engine = steady_engine(folder, loader, count, HostDevice(), params)
     (graph,) = [graph for key, graph in engine.runner.graphs.graphs.items() if key.rows == count]
     assert graph.num_launches == 6 * NUM_LAYERS + around
+
+
+@pytest.mark.parametrize(
+    ("changes", "by_themselves"),
+    [
+        ({"logit_bias": {7: 2.0}}, ["skinny_gemm", "adjust_logits", "argmax", "update_rows"]),
+        ({"logprobs": 2}, ["skinny_gemm", "argmax", "group_maxima", "top_logprobs", "update_rows"]),
+    ],
+    ids=lambda value: next(iter(value)),
+)
+def test_where_the_host_is_needed_head_and_sampling_are_all_that_is_launched_by_itself(
+    folder: Path,
+    loader: KernelLoader,
+    changes: dict[str, Any],
+    by_themselves: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = steady_engine(folder, loader, 3, HostDevice(), replace(GREEDY, **changes))
+    (graph,) = [graph for key, graph in engine.runner.graphs.graphs.items() if key.rows == 4]
+    assert graph.num_launches == 6 * NUM_LAYERS + 1
+    launched: list[str] = []
+    launch = loader.launch
+    monkeypatch.setattr(loader, "launch", lambda name, *rest: [launched.append(name), launch(name, *rest)])
+    engine.step()
+    assert launched == by_themselves
 
 
 def sent_by_steps(engine: Engine, device: CountingDevice, steps: int) -> list[int]:
@@ -504,18 +594,18 @@ def test_graphs_captured_at_the_start_are_all_that_requests_need(caplog: pytest.
     loaded = load_engine(config, show_progress=False)
     engine, graphs = loaded.engine, loaded.engine.runner.graphs
     assert graphs is not None
-    assert len(graphs.graphs) == len(graphs.keys) == 3 * 2 * 2, (
-        "rows 1, 2 and 3; contexts up to 1024 and 4096; two ways"
+    assert len(graphs.graphs) == len(graphs.keys) == 3 * 2 * 3, (
+        "rows 1, 2 and 3; contexts up to 1024 and 4096; three ways"
     )
     (fact,) = [text for name, text in loaded.facts if name == "graphs"]
-    assert re.fullmatch(r"12 kinds of decode step captured in [\d.]+ s, [\d.]+ MiB", fact)
-    for params in (GREEDY, DRAWN):
+    assert re.fullmatch(r"18 kinds of decode step captured in [\d.]+ s, [\d.]+ MiB", fact)
+    for params in (GREEDY, DRAWN, replace(GREEDY, logprobs=1)):
         for number in range(3):
             engine.add([number + 1] * 5, replace(params, max_tokens=5 + number))
         run_to_end(engine)
     assert engine.stats.num_graph_replays > 0
     assert caplog.records == [], "nothing was captured late"
-    assert len(graphs.graphs) == 12
+    assert len(graphs.graphs) == 18
 
 
 def test_every_step_finds_its_graph_among_the_keys(folder: Path, loader: KernelLoader) -> None:
@@ -524,10 +614,10 @@ def test_every_step_finds_its_graph_among_the_keys(folder: Path, loader: KernelL
         folder, ops, capture=loader.capture, max_decode_batch_size=48, max_step_tokens=48
     ).runner.graphs
     needed = {
-        GraphKey(bucket_of(rows, 48), context_bucket(longest), all_plain)
+        GraphKey(bucket_of(rows, 48), context_bucket(longest), kind)
         for rows in range(1, 49)
         for longest in range(1, 513)
-        for all_plain in (False, True)
+        for kind in ("greedy", "sampled", "unsampled")
     }
     assert len(graphs.keys) == len(needed)
     assert set(graphs.keys) == needed
